@@ -1,0 +1,66 @@
+"""The only file that reads or writes the process environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def hf_home() -> Path:
+    """Cache folder of huggingface-hub."""
+    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+
+
+def hf_endpoint() -> str:
+    """Address of the hub or of a mirror of it."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+def hf_token() -> str | None:
+    """The user's hub token, if one is set."""
+    return os.environ.get("HF_TOKEN")
+
+
+def runs_root() -> Path:
+    """Folder under which run names are looked up; `SLIME_RUNS` moves it."""
+    return Path(os.environ.get("SLIME_RUNS", "runs"))
+
+
+def no_color() -> bool:
+    """True when the user asked for plain text (https://no-color.org)."""
+    return "NO_COLOR" in os.environ
+
+
+def distributed_rank() -> tuple[int, int]:
+    """(rank, world size) as torchrun sets them; (0, 1) in a plain process."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def child_env(**extra: str) -> dict[str, str]:
+    """Environment for a process that slime starts: the user's own plus the pairs given."""
+    return {**os.environ, **extra}
+
+
+def quiet_libraries() -> None:
+    """Silence progress bars and advice of libraries whose talk would bury ours. Call before importing them."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def set_threads(threads: int) -> None:
+    """Thread count for OpenMP and MKL in this process; must precede the import of torch to reach every pool."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+
+
+def set_rendezvous(rank: int, world_size: int, host: str, port: int) -> None:
+    """What torch.distributed's env:// initialisation reads."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", MASTER_ADDR=host, MASTER_PORT=str(port)
+    )
