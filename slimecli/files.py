@@ -1,0 +1,147 @@
+"""Files that are either whole or absent: write to a temporary name, flush to disk, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slimecli.errors import DataError, SlimeError
+
+DONE = "DONE.json"
+"""last file written into a committed folder; a folder without it does not exist"""
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into a SlimeError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(existing_parent(path)).free
+            raise SlimeError(
+                f"disk full while writing {path} ({free / 1e9:.2f} GB free)",
+                "free space, or move the runs folder with SLIME_RUNS; what was committed before is intact",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise SlimeError(f"no permission to write {path}: {error.strerror}", "choose a folder you own") from error
+        raise
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest ancestor that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically and durably."""
+    with explain_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON atomically, keys sorted."""
+    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; a broken file is named with line and column."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}:{error.colno}: {error.msg}", "restore the file, or remove it to have it made again"
+        ) from None
+
+
+@contextlib.contextmanager
+def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Iterator[Path]:
+    """A folder that appears whole or not at all.
+
+    Yields a temporary sibling to fill; on success DONE.json (the manifest, plus names and sizes of the files) is written
+    last and the folder takes its final name, replacing an older one. On failure nothing is left.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with explain_disk_errors(final):
+        try:
+            temporary.mkdir()
+            yield temporary
+            sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in _files(temporary)}
+            for path in _files(temporary):
+                with path.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            write_json(temporary / DONE, {**(manifest or {}), "files": sizes})
+            if final.exists():
+                old = final.with_name(f".{final.name}.{os.getpid()}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                final.rename(old)
+                temporary.rename(final)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                temporary.rename(final)
+            sync_folder(final.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def is_committed(folder: Path) -> bool:
+    """True when the folder was written to its end and every file still has the size it had then."""
+    done = folder / DONE
+    if not done.is_file():
+        return False
+    sizes = read_json(done).get("files", {})
+    return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file, or of a folder (names and contents, sorted; DONE.json left out)."""
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for item in _files(path):
+            if item.name != DONE:
+                digest.update(f"{item.relative_to(path)}\0{sha256(item)}\0".encode())
+        return digest.hexdigest()
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())

@@ -1,0 +1,110 @@
+"""What the loop asks of its parts. Structural: the embedded engine, an SGLang client, the FSDP and Megatron trainers,
+Ray proxies and test fakes satisfy these without a base class. Six methods at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from slimecli.types import Group, Sample, StepStats, WeightReceipt
+
+if TYPE_CHECKING:
+    import torch
+
+    from slimecli.batch import TrainBatch
+
+SyncKind = Literal["in_process", "shared_memory", "distributed", "disk"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUpdate:
+    """One weight update on its way to an engine. Exactly the fields of its kind are set."""
+
+    kind: SyncKind
+    version: int
+    """step whose weights these are"""
+    tensors: Mapping[str, torch.Tensor] | None = None
+    """in_process: HF name -> tensor, read during the call only"""
+    manifest: Path | None = None
+    """shared_memory: JSON file naming the /dev/shm buffer and, per tensor, name, dtype, shape and byte offset"""
+    folder: Path | None = None
+    """disk: HF folder (safetensors)"""
+    group: Mapping[str, Any] | None = None
+    """distributed: names, dtypes, shapes and group_name as SGLang's update_weights_from_distributed takes them"""
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Generates answers. Payloads and replies are SGLang's, so that one client drives every engine."""
+
+    async def generate(self, payload: Mapping[str, Any]) -> Any:
+        """SGLang `/generate`: dict in; a reply dict, or a list of them for list input or n > 1.
+
+        Raises SlimeError when the engine refuses the request or dies.
+        """
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Pause, flush, load, verify, continue; returns what the engine now holds."""
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Stop one request, or all; each still answers, with finish_reason abort and what it has so far."""
+
+    async def sleep(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Free device memory by tag."""
+
+    async def wake(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Take the memory back; weights must be pushed again before the next generate."""
+
+    async def close(self) -> None:
+        """Stop serving and free everything. Idempotent."""
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Holds policy, optimizer and (when asked for) reference weights. Every call is collective over its ranks."""
+
+    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
+        """[T] float32 log-probability of each target token at the rollout temperature; no gradient."""
+
+    def step(self, batch: TrainBatch) -> StepStats:
+        """One optimizer step on a batch that carries everything the loss needs."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(HF name, full tensor in the publish dtype) in a fixed order; one tensor alive at a time."""
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, schedule and RNG into an existing empty folder. The caller commits it."""
+
+    def load(self, folder: Path) -> None:
+        """Inverse of save, at any world size. Anything missing is an error."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+class WeightSync(Protocol):
+    """Moves the trainer's weights into engines."""
+
+    def push(self, trainer: Trainer, version: int) -> list[WeightReceipt]:
+        """Update every engine and return one receipt each; raises SlimeError naming the engine that did not."""
+
+
+class GenerateFn(Protocol):
+    """Custom generate hook: one sample in, the finished sample (or several) out."""
+
+    async def __call__(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]: ...
+
+
+class RewardFn(Protocol):
+    """Reward hook: a sample -> its score, or (with reward.group) a group -> its scores."""
+
+    async def __call__(self, args: Any, sample: Sample, **kwargs: Any) -> float | dict[str, float]: ...
+
+
+class DynamicFilter(Protocol):
+    """Decides whether a finished group is used for training."""
+
+    def __call__(self, args: Any, samples: Group, **kwargs: Any) -> Any: ...

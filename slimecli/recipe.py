@@ -1,0 +1,181 @@
+"""Recipe: everything a run depends on. TOML is written by people, resolved JSON by the machine.
+
+A recipe is read in this order, later wins: defaults, `--recipe NAME|FILE`, `--model DIR`, each `--set a.b=c`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from slimecli.errors import RecipeError, UsageError, nearest
+from slimecli.recipe_sections import (
+    AlgoSection,
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    EngineSection,
+    EvalSection,
+    ExportSection,
+    GatesSection,
+    ModelSection,
+    ObserveSection,
+    RewardSection,
+    RolloutSection,
+    Section,
+    SftSection,
+    SyncSection,
+    TrainerSection,
+)
+
+RECIPES_DIR = Path(__file__).parent / "recipes"
+
+
+class Recipe(Section):
+    """All sections of a run."""
+
+    title: str = ""
+    """one line on what this recipe does"""
+    source: str = ""
+    """paper, repository or measurement that the numbers come from"""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """root of every random number of the run"""
+    steps: int = Field(100, ge=0)
+    """rollout steps of the run in all (not further ones after a resume); 0: SFT only"""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
+    algo: AlgoSection = AlgoSection()
+    trainer: TrainerSection = TrainerSection()
+    sft: SftSection = SftSection()
+    eval: EvalSection = EvalSection()
+    engine: EngineSection = EngineSection()
+    sync: SyncSection = SyncSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    cluster: ClusterSection = ClusterSection()
+    gates: GatesSection = GatesSection()
+    observe: ObserveSection = ObserveSection()
+    export: ExportSection = ExportSection()
+    megatron: dict[str, Any] = {}
+    """arguments passed to Megatron as they are, checked against the installed version"""
+    sglang: dict[str, Any] = {}
+    """arguments passed to SGLang servers as they are, checked against the installed version"""
+
+    @property
+    def max_context(self) -> int:
+        """Prompt plus answer (tokens) that the engine must hold."""
+        return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the RL stage: the length of the learning-rate schedule."""
+        return self.steps * self.trainer.steps_per_rollout
+
+    def to_json(self) -> str:
+        """Resolved form, stable key order."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name -> file of the recipes that come with slime."""
+    return {p.stem: p for p in sorted(RECIPES_DIR.glob("*.toml"))}
+
+
+def recipe_path(name: str) -> Path:
+    """The file for a recipe name or path."""
+    shipped = shipped_recipes()
+    if name in shipped:
+        return shipped[name]
+    path = Path(name)
+    if path.is_file():
+        return path
+    raise UsageError(
+        f"no recipe {name!r}{nearest(name, list(shipped))}",
+        f"name one of {', '.join(shipped)}, or a TOML file; `slime recipes` lists them",
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; a syntax error names line and column."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError([str(error)], source=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError([f"not UTF-8 text: {error}"], source=str(path)) from None
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """`a.b=c` -> (["a", "b"], value). The value is TOML; what is not valid TOML is taken as a plain string."""
+    key, sep, raw = text.partition("=")
+    if not sep or not key.strip():
+        raise UsageError(f"--set {text!r} is not key=value", "write --set trainer.lr=1e-6")
+    try:
+        value = tomllib.loads(f"x = {raw}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return key.strip().split("."), value
+
+
+def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set a nested key in place."""
+    for key in keys[:-1]:
+        node = tree.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise UsageError(f"--set {'.'.join(keys)}: {key!r} is not a section", "see `slime recipes --fields`")
+        tree = node
+    tree[keys[-1]] = value
+
+
+def load_recipe(name: str = "", overrides: tuple[str, ...] = (), model: str = "") -> Recipe:
+    """Read, override and validate.
+
+    Args:
+        name: shipped recipe name or TOML file; empty: defaults only.
+        overrides: `section.key=value` strings.
+        model: registry name or HF folder that replaces the recipe's model.
+
+    Raises RecipeError with every problem at once.
+    """
+    tree = read_toml(recipe_path(name)) if name else {}
+    if model:
+        kept = {k: v for k, v in tree.get("model", {}).items() if k in ("dtype", "trust_remote_code")}
+        is_path = Path(model).exists() or model.startswith((".", "/", "~"))
+        tree["model"] = kept | ({"path": model, "source": "path"} if is_path else {"name": model, "source": "hub"})
+    for text in overrides:
+        apply_override(tree, *parse_override(text))
+    return validate_recipe(tree, source=name or "the defaults")
+
+
+def validate_recipe(tree: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    """A Recipe, or a RecipeError that lists every wrong key and value."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        known = [path for path, _, _ in recipe_fields()]
+        raise RecipeError([_explain(e, known) for e in error.errors()], source=source) from None
+
+
+def _explain(error: Any, known: list[str]) -> str:
+    path = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        section = path.rpartition(".")[0]
+        siblings = [k for k in known if k.rpartition(".")[0] == section] or known
+        return f"unknown key `{path}`{nearest(path, siblings) or nearest(path, known)}"
+    return f"`{path}` = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def recipe_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted name, default, help) of every field, depth first."""
+    for name, info in section.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            yield from recipe_fields(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", info.default, info.description or ""

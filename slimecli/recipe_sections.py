@@ -1,0 +1,310 @@
+"""The sections of a recipe. The string under each field is its help text, unit included."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Frozen, documented, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """Which model, and where its weights come from."""
+
+    name: str = ""
+    """registry name, see `slime models`; empty when `path` has a config.json of a known family"""
+    path: str = ""
+    """local HF folder with config.json, weights and tokenizer; empty: from the hub, or new for `init`"""
+    revision: str = ""
+    """hub revision (branch, tag or commit) to pin; empty: the registry's"""
+    source: Literal["hub", "path", "init"] = "hub"
+    """where weights come from: `hub`, `path`, or `init` = new random weights in the registry's shape"""
+    init_std: float = Field(0.02, gt=0)
+    """standard deviation of new weights, for source = init"""
+    tokenizer_vocab: int = Field(0, ge=0)
+    """train a byte-level BPE of this many entries on the training data, for source = init; 0: take the model's own"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """dtype of trained, published and exported weights; optimizer state is always float32"""
+    trust_remote_code: bool = False
+    """run Python code that comes with the model folder"""
+
+
+class DataSection(Section):
+    """Prompts, and demonstrations for SFT."""
+
+    train: str = ""
+    """prompt data: .jsonl or .parquet, with optional slice FILE@[0:100]; empty: made by `source`"""
+    source: str = ""
+    """generator of prompts, e.g. `reasoning_gym:basic_arithmetic`; empty: `train` is a file"""
+    source_args: dict[str, Any] = {}
+    """arguments of the generator"""
+    count: int = Field(0, ge=0)
+    """rows to take from the source for training; 0: all of a file"""
+    holdout: int = Field(0, ge=0)
+    """rows kept out of training for evaluation"""
+    demonstrations: str = ""
+    """how SFT answers are written for a generated task, see `slime prepare-data --list`; empty: the rows carry them"""
+    demonstration_args: dict[str, Any] = {}
+    """arguments of the demonstration writer"""
+    input_key: str = "prompt"
+    """column with the prompt: text or chat messages"""
+    label_key: str = "label"
+    """column with the answer the reward compares with"""
+    messages_key: str = "messages"
+    """column with a whole conversation, for SFT"""
+    metadata_key: str = "metadata"
+    """column with a dict of free data"""
+    tool_key: str = "tools"
+    """column with tool definitions"""
+    system_prompt: str = ""
+    """put before every prompt"""
+    apply_chat_template: bool = True
+    """render prompts with the tokenizer's chat template; false: prompts are used verbatim"""
+    max_prompt_tokens: int = Field(1024, gt=0)
+    """longer prompts are dropped by prepare-data, and counted (tokens)"""
+    shuffle: bool = True
+    """new seeded order every epoch; false: file order"""
+
+
+class RolloutSection(Section):
+    """How answers are generated."""
+
+    batch_size: int = Field(32, gt=0)
+    """prompts per rollout"""
+    n_samples_per_prompt: int = Field(8, gt=0)
+    """answers per prompt: the group"""
+    max_response_tokens: int = Field(1024, gt=0)
+    """token budget of an answer (tokens)"""
+    temperature: float = Field(1.0, ge=0)
+    """sampling temperature; the trainer divides its logits by the same number"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """nucleus mass; below 1 the policy ratio is biased"""
+    top_k: int = Field(-1, ge=-1)
+    """keep the k likeliest tokens; -1: all"""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """drop tokens below this share of the likeliest one's probability"""
+    stop: list[str] = []
+    """stop strings"""
+    stop_token_ids: list[int] = []
+    """stop tokens besides the tokenizer's end token"""
+    over_sampling_batch_size: int = Field(0, ge=0)
+    """prompts requested at a time when groups may be filtered out; 0: batch_size"""
+    dynamic_filter: str = ""
+    """drop groups: `zero-variance`, `module:function` or `file.py:function`; empty: keep all"""
+    max_filtered_rounds: int = Field(16, gt=0)
+    """rounds of re-sampling before a step that the filter starves is an error"""
+    custom_generate: str = ""
+    """own generate function, `module:function` or `file.py:function`"""
+    concurrency: int = Field(512, gt=0)
+    """answers in flight per engine"""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """deadline of one answer (seconds)"""
+    max_retries: int = Field(2, ge=0)
+    """further tries after a lost connection"""
+    max_failed_fraction: float = Field(0.1, ge=0, le=1)
+    """share of failed answers in a step above which the step is an error"""
+
+
+class RewardSection(Section):
+    """How answers are scored."""
+
+    type: str = "exact"
+    """built-in scorer, see `slime reward --list`; a row's metadata.rm_type overrides it"""
+    path: str = ""
+    """own scorer, `module:function` or `file.py:function`; empty: the built-in one"""
+    key: str = ""
+    """which of several named scores is the reward"""
+    group: bool = False
+    """score whole groups at once"""
+    timeout_s: float = Field(30.0, gt=0)
+    """deadline of one score (seconds)"""
+
+
+class AlgoSection(Section):
+    """The algorithm and its numbers."""
+
+    name: str = "grpo"
+    """advantage estimator and loss, see `slime recipes --algorithms`"""
+    std_normalization: bool = True
+    """divide group-centred rewards by the group's standard deviation (GRPO); false: Dr.GRPO's choice"""
+    eps_clip: float = Field(0.2, gt=0)
+    """lower clip range of the policy ratio"""
+    eps_clip_high: float = Field(0.2, gt=0)
+    """upper clip range of the policy ratio (clip-higher, DAPO)"""
+    aggregation: Literal["sample", "token", "constant"] = "sample"
+    """loss denominators: mean over samples of token means, mean over tokens, or a constant per sample"""
+    constant_length: int = Field(0, ge=0)
+    """the constant denominator (tokens), for aggregation = constant; 0: rollout.max_response_tokens"""
+    kl_coef: float = Field(0.0, ge=0)
+    """weight of the KL to the reference in the loss; above 0 the reference model is held"""
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    """KL estimator (Schulman 2020)"""
+    entropy_coef: float = Field(0.0, ge=0)
+    """weight of the entropy bonus"""
+
+
+class TrainerSection(Section):
+    """How weights are trained."""
+
+    backend: Literal["fsdp", "megatron"] = "fsdp"
+    """who trains"""
+    processes: int = Field(1, gt=0)
+    """trainer processes: GPUs, or gloo ranks on a CPU"""
+    threads: int = Field(1, gt=0)
+    """CPU threads per process; more than one loses on shared cores"""
+    global_batch_size: int = Field(256, gt=0)
+    """answers per optimizer step"""
+    steps_per_rollout: int = Field(1, gt=0)
+    """optimizer steps per rollout; batch_size x n_samples_per_prompt = global_batch_size x steps_per_rollout"""
+    max_tokens_per_micro_batch: int = Field(8192, gt=0)
+    """token budget of a packed micro-batch, per process (tokens)"""
+    lr: float = Field(1e-6, ge=0)
+    """peak learning rate"""
+    warmup_steps: int = Field(0, ge=0)
+    """optimizer steps of linear warm-up"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """shape after warm-up, over all optimizer steps of the run"""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """last learning rate as a share of the peak"""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Adam: decay of the first moment"""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """Adam: decay of the second moment"""
+    adam_eps: float = Field(1e-8, gt=0)
+    """Adam: added to the denominator"""
+    weight_decay: float = Field(0.0, ge=0)
+    """decoupled weight decay, on matrices only"""
+    clip_grad: float = Field(1.0, ge=0)
+    """largest gradient norm; 0: no clipping"""
+    activation_checkpointing: bool = False
+    """recompute activations in the backward pass"""
+    logits_chunk_tokens: int = Field(1024, gt=0)
+    """rows of logits alive at a time (tokens)"""
+    shared_prefix: bool = True
+    """compute a group's common prompt once per micro-batch in training, where the backend can"""
+
+
+class SftSection(Section):
+    """Supervised warm-up before RL, or the whole job of an SFT recipe."""
+
+    steps: int = Field(0, ge=0)
+    """optimizer steps; 0: no SFT stage"""
+    batch_size: int = Field(64, gt=0)
+    """demonstrations per optimizer step"""
+    lr: float = Field(1e-5, gt=0)
+    """peak learning rate"""
+    warmup_steps: int = Field(0, ge=0)
+    """optimizer steps of linear warm-up"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """shape after warm-up"""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """last learning rate as a share of the peak"""
+    data: str = ""
+    """demonstrations (.jsonl or .parquet with messages); empty: what prepare-data wrote"""
+
+
+class EvalSection(Section):
+    """Held-out evaluation, in the loop and by `slime eval`."""
+
+    interval: int = Field(0, ge=0)
+    """evaluate every so many steps, and before the first; 0: only at the end"""
+    sets: dict[str, str] = {}
+    """name -> data file; `holdout` (what prepare-data kept out) is added by itself"""
+    n_samples_per_prompt: int = Field(1, gt=0)
+    """answers per prompt"""
+    temperature: float = Field(1.0, ge=0)
+    """sampling temperature of sampled evaluation; 0 is greedy"""
+    greedy: bool = True
+    """also report greedy accuracy, at the start and the end of the run"""
+    max_response_tokens: int = Field(0, ge=0)
+    """token budget; 0: as in rollout (tokens)"""
+    max_prompts: int = Field(0, ge=0)
+    """use only the first so many prompts of each set; 0: all"""
+
+
+class EngineSection(Section):
+    """The rollout engine."""
+
+    backend: Literal["embedded", "sglang"] = "embedded"
+    """who generates"""
+    urls: list[str] = []
+    """engines that already run; empty: start `replicas` of them"""
+    replicas: int = Field(1, gt=0)
+    """engines to start"""
+    threads: int = Field(1, gt=0)
+    """CPU threads per engine"""
+    slots: int = Field(64, gt=0)
+    """answers decoded at the same time per engine"""
+    max_context: int = Field(0, ge=0)
+    """prompt plus answer (tokens); 0: data.max_prompt_tokens + rollout.max_response_tokens"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """compute dtype; auto: float32 on a CPU, the model's on a GPU"""
+    host: str = "127.0.0.1"
+    """address the servers bind to; loopback unless you say otherwise"""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """deadline for an engine to answer its health check (seconds)"""
+
+
+class SyncSection(Section):
+    """How new weights reach the engines."""
+
+    kind: Literal["auto", "in_process", "shared_memory", "distributed", "disk"] = "auto"
+    """auto: in_process in one process, shared_memory on one host, distributed else"""
+    timeout_s: float = Field(300.0, gt=0)
+    """deadline of one update (seconds)"""
+
+
+class CheckpointSection(Section):
+    """What is kept to resume from."""
+
+    interval: int = Field(10, gt=0)
+    """steps between checkpoints; the last step always has one"""
+    keep: int = Field(2, gt=0)
+    """complete checkpoints kept; older ones go only after a newer one is complete"""
+
+
+class ClusterSection(Section):
+    """Where processes run."""
+
+    backend: Literal["ray", "local"] = "ray"
+    """ray: trainer and engines are Ray actors; local: all in this process, as single commands do"""
+    address: str = ""
+    """Ray cluster to join; empty: start a local one"""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """deadline for all actors to be ready (seconds)"""
+
+
+class GatesSection(Section):
+    """What must hold, and what happens if it does not."""
+
+    action: Literal["warn", "stop"] = "stop"
+    """what a broken gate does"""
+    max_logprob_gap: float = Field(0.05, gt=0)
+    """mean absolute gap between engine and trainer log-probs of the sampled tokens, every step"""
+    first_step_kl: float = Field(1e-6, gt=0)
+    """largest |KL| between policy and reference, and between policy and old policy, at the first step"""
+    max_zero_variance: float = Field(1.0, gt=0, le=1)
+    """largest share of groups without any difference in reward, every step"""
+
+
+class ObserveSection(Section):
+    """Trackers besides metrics.jsonl."""
+
+    tensorboard: bool = False
+    """write tensorboard/ in the run directory"""
+    wandb_project: str = ""
+    """Weights & Biases project; empty: off"""
+
+
+class ExportSection(Section):
+    """The HF folder at the end."""
+
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    """dtype of the exported weights; empty: model.dtype"""
+    max_shard_bytes: int = Field(5_000_000_000, gt=0)
+    """largest safetensors shard (bytes)"""

@@ -1,0 +1,321 @@
+"""The run directory: the only module that joins its paths.
+
+Layout: docs/run-directory.md. What is written here is either whole or absent (slimecli.files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slimecli import __version__, env, files
+from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
+from slimecli.recipe import Recipe, validate_recipe
+from slimecli.types import Group, Sample
+
+_STEP = re.compile(r"step_(\d{6})")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run on disk. Construct with `open_run` or `create_run`."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name: its folder's."""
+        return self.root.name
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per step; deterministic values only."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def perf_path(self) -> Path:
+        """One JSON object per step: seconds, tokens/s, memory. Kept apart so that metrics.jsonl is reproducible."""
+        return self.root / "perf.jsonl"
+
+    @property
+    def verdicts_path(self) -> Path:
+        """One JSON object per broken gate."""
+        return self.root / "verdicts.jsonl"
+
+    @property
+    def error_path(self) -> Path:
+        return self.root / "error.json"
+
+    @property
+    def model_dir(self) -> Path:
+        """HF folder of the starting model."""
+        return self.root / "model" / "hf"
+
+    @property
+    def torch_dist_dir(self) -> Path:
+        return self.root / "model" / "torch_dist"
+
+    @property
+    def data_dir(self) -> Path:
+        """Committed by prepare-data: train.jsonl, holdout.jsonl, sft.jsonl, report in DONE.json."""
+        return self.root / "data"
+
+    @property
+    def sft_dir(self) -> Path:
+        """The SFT stage is a run of its own, in the same layout."""
+        return self.root / "sft"
+
+    @property
+    def export_dir(self) -> Path:
+        return self.root / "export"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        return self.root / "tensorboard"
+
+    def stage_path(self, stage: str) -> Path:
+        return self.root / "stages" / f"{stage}.json"
+
+    def samples_path(self, step: int) -> Path:
+        """Samples that step `step` (1-based) trains on."""
+        return self.root / "rollouts" / f"step_{step:06d}.jsonl.zst"
+
+    def data_state_path(self, step: int) -> Path:
+        """Cursor and buffer of the data source after collecting for step `step`."""
+        return self.root / "rollouts" / f"step_{step:06d}.state.json"
+
+    def checkpoint_dir(self, step: int) -> Path:
+        """Checkpoint after step `step`; step 0 is the start."""
+        return self.root / "checkpoints" / f"step_{step:06d}"
+
+    def weights_dir(self, version: int) -> Path:
+        """HF folder of the weights after step `version`."""
+        return self.root / "weights" / f"v{version:06d}"
+
+    def eval_path(self, step: int) -> Path:
+        return self.root / "eval" / f"step_{step:06d}.json"
+
+    def log_path(self, name: str) -> Path:
+        """Log file of one process in the current attempt."""
+        return self.root / "logs" / "latest" / f"{name}.log"
+
+    # -- recipe ------------------------------------------------------------------------------------------------------
+
+    def recipe(self) -> Recipe:
+        """The resolved recipe in force: the newest recipe.N.json."""
+        path = self._recipe_files()[-1]
+        return validate_recipe(files.read_json(path), source=str(path))
+
+    def _recipe_files(self) -> list[Path]:
+        numbered = sorted(self.root.glob("recipe.*.json"), key=lambda p: int(p.name.split(".")[1]))
+        return [self.root / "recipe.json", *numbered]
+
+    def change_recipe(self, recipe: Recipe, why: str) -> None:
+        """Store a recipe that differs from the one in force, beside it."""
+        number = len(self._recipe_files()) + 1
+        files.write_json(self.root / f"recipe.{number}.json", recipe.model_dump(mode="json"))
+        manifest = files.read_json(self.manifest_path)
+        manifest.setdefault("recipe_changes", []).append({"file": f"recipe.{number}.json", "why": why})
+        files.write_json(self.manifest_path, manifest)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending."""
+        return self._committed_steps(self.root / "checkpoints")
+
+    def last_checkpoint(self) -> int | None:
+        """Newest complete checkpoint, or None."""
+        return self.checkpoints()[-1] if self.checkpoints() else None
+
+    def rollout_steps(self) -> list[int]:
+        """Steps whose samples are on disk, ascending."""
+        found = [_STEP.match(p.name) for p in (self.root / "rollouts").glob("step_*.jsonl.zst")]
+        return sorted(int(m.group(1)) for m in found if m)
+
+    @staticmethod
+    def _committed_steps(folder: Path) -> list[int]:
+        found = [(m, p) for p in folder.glob("step_*") if (m := _STEP.fullmatch(p.name))]
+        return sorted(int(m.group(1)) for m, p in found if files.is_committed(p))
+
+    def prune_checkpoints(self, keep: int) -> list[int]:
+        """Delete all but the newest `keep` complete checkpoints; incomplete leftovers go as well."""
+        steps = self.checkpoints()
+        gone = steps[:-keep] if keep else []
+        for step in gone:
+            (self.checkpoint_dir(step) / files.DONE).unlink()
+            shutil.rmtree(self.checkpoint_dir(step))
+        for leftover in (self.root / "checkpoints").glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return gone
+
+    # -- samples -----------------------------------------------------------------------------------------------------
+
+    def write_samples(self, step: int, groups: list[Group]) -> None:
+        """Commit the samples of a step."""
+        files.write_bytes(self.samples_path(step), encode_samples(groups))
+
+    def read_samples(self, step: int) -> list[Group]:
+        """Samples of a step, in groups, in order."""
+        path = self.samples_path(step)
+        if not path.is_file():
+            raise MissingStageError(
+                f"run {self.name} has no samples for step {step}", f"slime rollout --run {self.root}"
+            )
+        return decode_samples(path.read_bytes(), str(path))
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    def append(self, path: Path, record: dict[str, Any]) -> None:
+        """Append one JSON line durably."""
+        with files.explain_disk_errors(path), path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(record, sort_keys=True) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def read_records(self, path: Path) -> list[dict[str, Any]]:
+        """Whole lines of a JSONL file; a torn last line, as a crash leaves it, is not there."""
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in lines if line]
+
+    def rewind(self, step: int) -> None:
+        """Forget everything after `step`: what a resume is about to do again."""
+        for path in (self.metrics_path, self.perf_path, self.verdicts_path):
+            if path.is_file():
+                kept = [r for r in self.read_records(path) if r["step"] <= step]
+                files.write_text(path, "".join(json.dumps(r, sort_keys=True) + "\n" for r in kept))
+        for path in [*(self.root / "rollouts").glob("step_*"), *(self.root / "eval").glob("step_*")]:
+            match = _STEP.match(path.name)
+            if match and int(match.group(1)) > step:
+                path.unlink()
+
+    # -- ownership ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one writer of this run; released by the kernel even after kill -9."""
+        path = self.root / ".lock"
+        with path.open("a+", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                handle.seek(0)
+                raise SlimeError(
+                    f"run {self.name} is in use by {handle.read().strip() or 'another process'}",
+                    "wait for it, stop it, or use another --run name",
+                ) from None
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+            handle.flush()
+            yield
+
+    def new_attempt(self) -> Path:
+        """Make logs/attempt_NNN and point logs/latest at it."""
+        logs = self.root / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        numbers = [int(p.name[8:]) for p in logs.glob("attempt_*")]
+        folder = logs / f"attempt_{max(numbers, default=0) + 1:03d}"
+        folder.mkdir()
+        link = logs / f".latest.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        link.replace(logs / "latest")
+        return folder
+
+
+def encode_samples(groups: list[Group]) -> bytes:
+    """Groups -> zstd-compressed JSON lines; the same samples give the same bytes."""
+    import zstandard
+
+    lines = [json.dumps(s.to_dict(), sort_keys=True, ensure_ascii=False) for g in groups for s in g]
+    return zstandard.ZstdCompressor(level=3).compress(("\n".join(lines) + "\n").encode() if lines else b"")
+
+
+def decode_samples(data: bytes, source: str) -> list[Group]:
+    """Inverse of encode_samples; neighbours with equal group_index form a group."""
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
+            text = reader.read().decode()
+    except (zstandard.ZstdError, UnicodeDecodeError) as error:
+        raise DataError(f"{source} is damaged: {error}", "remove it and run `slime rollout` again") from None
+    groups: list[Group] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            sample = Sample.from_dict(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{source}:{number}:{error.colno}: {error.msg}", "run `slime rollout` again") from None
+        if groups and groups[-1][0].group_index == sample.group_index and sample.group_index is not None:
+            groups[-1].append(sample)
+        else:
+            groups.append([sample])
+    return groups
+
+
+def run_path(name: str) -> Path:
+    """Folder for a run name or path: a bare name lies under SLIME_RUNS (default ./runs)."""
+    return Path(name) if "/" in name or name in (".", "..") else env.runs_root() / name
+
+
+def open_run(name: str) -> RunDir:
+    """An existing run."""
+    root = run_path(name)
+    if not (root / "run.json").is_file():
+        raise UsageError(f"no run at {root}", "`slime runs` lists runs; `slime run --recipe quickstart` makes one")
+    return RunDir(root)
+
+
+def create_run(name: str, recipe: Recipe, recipe_text: str = "", *, overwrite: bool = False) -> RunDir:
+    """A new run directory with its recipe. An existing one is refused unless `overwrite` moves it aside."""
+    root = run_path(name)
+    if root.exists() and any(root.iterdir()):
+        if not (root / "run.json").is_file():
+            raise UsageError(f"{root} exists and is not a run directory", "choose another --run name")
+        if not overwrite:
+            raise UsageError(
+                f"run {root.name} exists already", f"continue it with --resume, or start anew with --overwrite ({root})"
+            )
+        with RunDir(root).lock():
+            shutil.rmtree(root)
+    run = RunDir(root)
+    with files.explain_disk_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+    files.write_text(root / "recipe.toml", recipe_text or "# defaults\n")
+    files.write_text(root / "recipe.json", recipe.to_json())
+    files.write_json(
+        run.manifest_path,
+        {
+            "slime": __version__,
+            "python": sys.version.split()[0],
+            "host": socket.gethostname(),
+            "argv": sys.argv,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "title": recipe.title,
+        },
+    )
+    return run
+
+
+def list_runs() -> list[RunDir]:
+    """All runs under SLIME_RUNS, oldest first."""
+    found = env.runs_root().glob("*/run.json")
+    return [RunDir(p.parent) for p in sorted(found, key=lambda p: p.stat().st_mtime)]
