@@ -91,7 +91,7 @@ def read_json(path: Path) -> Any:
 def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Iterator[Path]:
     """A folder that appears whole or not at all.
 
-    Yields a temporary sibling to fill; on success DONE.json (the manifest, plus names and sizes of the files) is written
+    Yields a temporary sibling to fill; on success DONE.json (the manifest, plus file names and sizes) is written
     last and the folder takes its final name, replacing an older one. On failure nothing is left.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
