@@ -1,0 +1,76 @@
+"""The recipe as hooks see it: read-only attributes under the flag names that slime's users know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimecli.errors import SlimeError, nearest
+from slimecli.recipe import Recipe
+
+FLAGS: dict[str, str] = {
+    "hf_checkpoint": "model.path",
+    "num_rollout": "steps",
+    "rollout_seed": "seed",
+    "seed": "seed",
+    "prompt_data": "data.train",
+    "input_key": "data.input_key",
+    "label_key": "data.label_key",
+    "metadata_key": "data.metadata_key",
+    "tool_key": "data.tool_key",
+    "apply_chat_template": "data.apply_chat_template",
+    "rollout_max_prompt_len": "data.max_prompt_tokens",
+    "rollout_shuffle": "data.shuffle",
+    "rollout_batch_size": "rollout.batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "rollout_max_response_len": "rollout.max_response_tokens",
+    "rollout_max_context_len": "max_context",
+    "rollout_temperature": "rollout.temperature",
+    "rollout_top_p": "rollout.top_p",
+    "rollout_top_k": "rollout.top_k",
+    "rollout_stop": "rollout.stop",
+    "rollout_stop_token_ids": "rollout.stop_token_ids",
+    "over_sampling_batch_size": "rollout.over_sampling_batch_size",
+    "dynamic_sampling_filter_path": "rollout.dynamic_filter",
+    "custom_generate_function_path": "rollout.custom_generate",
+    "sglang_server_concurrency": "rollout.concurrency",
+    "rm_type": "reward.type",
+    "custom_rm_path": "reward.path",
+    "reward_key": "reward.key",
+    "group_rm": "reward.group",
+    "advantage_estimator": "algo.name",
+    "eps_clip": "algo.eps_clip",
+    "eps_clip_high": "algo.eps_clip_high",
+    "kl_loss_coef": "algo.kl_coef",
+    "kl_loss_type": "algo.kl_type",
+    "entropy_coef": "algo.entropy_coef",
+    "global_batch_size": "trainer.global_batch_size",
+    "num_steps_per_rollout": "trainer.steps_per_rollout",
+    "max_tokens_per_gpu": "trainer.max_tokens_per_micro_batch",
+    "lr": "trainer.lr",
+    "n_samples_per_eval_prompt": "eval.n_samples_per_prompt",
+    "eval_interval": "eval.interval",
+}
+"""slime's flag name -> where it lives in the recipe"""
+
+
+class HookArgs:
+    """`args` of every hook. Also carries `recipe`, and the engine's address as `sglang_router_ip` and `_port`."""
+
+    def __init__(self, recipe: Recipe, host: str = "", port: int = 0) -> None:
+        fixed = {"recipe": recipe, "sglang_router_ip": host, "sglang_router_port": port}
+        object.__setattr__(self, "_fixed", fixed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._fixed:
+            return self._fixed[name]
+        if name not in FLAGS:
+            raise AttributeError(f"args has no {name!r}{nearest(name, list(FLAGS))}; own values: args.recipe")
+        value: Any = self._fixed["recipe"]
+        for part in FLAGS[name].split("."):
+            value = getattr(value, part)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise SlimeError(f"a hook tried to set args.{name}", "args is read-only; keep state in your own module")

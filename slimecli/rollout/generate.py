@@ -1,0 +1,133 @@
+"""One group: ask the engine, score the answers. A failed answer is marked and counted; it never ends the step."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slimecli.errors import SlimeError
+from slimecli.protocols import RolloutEngine
+from slimecli.types import Group, Sample, SampleStatus
+
+_STATUS = {"stop": SampleStatus.COMPLETED, "length": SampleStatus.TRUNCATED, "abort": SampleStatus.ABORTED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """Everything needed to turn pending samples into scored ones."""
+
+    engine: RolloutEngine
+    reward: Callable[..., Any]
+    """async (args, sample or samples) -> score or scores"""
+    args: Any
+    """what hooks see (slimecli.rollout.args)"""
+    timeout_s: float
+    group_reward: bool = False
+    custom: Callable[..., Any] | None = None
+    """async (args, sample, sampling_params) -> Sample or list of them"""
+    failures: list[str] = field(default_factory=list)
+    """what went wrong, in order; the caller clears it"""
+
+    async def group(self, group: Group, sampling: list[Mapping[str, Any]]) -> Group:
+        """Generate and score one group.
+
+        Args:
+            group: pending samples of one prompt; samples already finished are left as they are.
+            sampling: [len(group)] sampling parameters, seed included.
+        """
+        todo = [(s, p) for s, p in zip(group, sampling, strict=True) if s.status in _UNFINISHED]
+        for sample, params in todo:
+            sample.sampling = dict(params)
+        if self.custom is None:
+            await self._generate_together([s for s, _ in todo])
+            done = list(group)
+        else:
+            finished = await asyncio.gather(*(self._generate_custom(s) for s, _ in todo))
+            done = [s for s in group if s.status not in _UNFINISHED and s not in [t for t, _ in todo]]
+            done += [s for part in finished for s in part]
+        await self._score(done)
+        return done
+
+    async def _generate_together(self, samples: list[Sample]) -> None:
+        if not samples:
+            return
+        payload = {
+            "input_ids": [s.tokens for s in samples],
+            "sampling_params": [s.sampling for s in samples],
+            "return_logprob": True,
+        }
+        try:
+            replies = await asyncio.wait_for(self.engine.generate(payload), self.timeout_s)
+        except (SlimeError, TimeoutError) as error:
+            for sample in samples:
+                self._mark_failed(sample, "generation", error)
+            return
+        for sample, reply in zip(samples, replies, strict=True):
+            append_reply(sample, reply)
+
+    async def _generate_custom(self, sample: Sample) -> list[Sample]:
+        assert self.custom is not None
+        try:
+            result = await asyncio.wait_for(self.custom(self.args, sample, dict(sample.sampling)), self.timeout_s)
+        except Exception as error:  # a user's hook may raise anything; it is recorded with its type and counted
+            self._mark_failed(sample, "custom generate", error)
+            return [sample]
+        results = result if isinstance(result, list) else [result]
+        for item in results:
+            if item.rollout_id is None:
+                item.rollout_id = sample.index
+        return results
+
+    async def _score(self, group: Group) -> None:
+        todo = [s for s in group if s.reward is None and s.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)]
+        if self.group_reward and todo:
+            scores = await self._ask_reward(todo, todo)
+            for sample, score in zip(todo, scores or [], strict=False):
+                sample.reward = score
+            return
+        scores = await asyncio.gather(*(self._ask_reward(s, [s]) for s in todo))
+        for sample, score in zip(todo, scores, strict=True):
+            if score is not None:
+                sample.reward = score
+
+    async def _ask_reward(self, subject: Any, owners: list[Sample]) -> Any:
+        try:
+            result = self.reward(self.args, subject)
+            return await result if inspect.isawaitable(result) else result
+        except SlimeError as error:
+            for sample in owners:
+                self._mark_failed(sample, "reward", error)
+            return None
+
+    def _mark_failed(self, sample: Sample, where: str, error: BaseException) -> None:
+        sample.status = SampleStatus.FAILED
+        reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
+        sample.metadata = {**sample.metadata, "failure": f"{where}: {type(error).__name__}: {reason}"}
+        self.failures.append(sample.metadata["failure"])
+
+
+_UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
+
+
+def append_reply(sample: Sample, reply: Mapping[str, Any]) -> None:
+    """Add one `/generate` reply to a sample. Token ids come from the reply; text is never re-tokenised."""
+    meta = reply["meta_info"]
+    triples = meta["output_token_logprobs"]
+    ids = [t[1] for t in triples]
+    if list(reply["output_ids"]) != ids:
+        raise SlimeError("the engine's output_ids differ from its output_token_logprobs", "report the engine's version")
+    sample.tokens = [*sample.tokens, *ids]
+    sample.response += reply["text"]
+    sample.response_length += len(ids)
+    sample.rollout_log_probs = [*(sample.rollout_log_probs or []), *(min(t[0], 0.0) for t in triples)]
+    if sample.loss_mask is not None:
+        sample.loss_mask = [*sample.loss_mask, *([1] * len(ids))]
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
+    for span in spans:
+        version = str(span["version"])
+        if version not in sample.weight_versions:
+            sample.weight_versions.append(version)
+    sample.status = _STATUS[meta["finish_reason"]["type"]]
