@@ -69,9 +69,9 @@ class RolloutCollector:
                 break
         else:
             raise SlimeError(
-                f"after {section.max_filtered_rounds} rounds only {len(accepted)} of {section.batch_size} groups passed "
-                f"the filter {section.dynamic_filter!r} (dropped: {dict(dropped)})",
-                "the task is too easy or too hard for this model: change the data, or raise rollout.max_filtered_rounds",
+                f"after {section.max_filtered_rounds} rounds only {len(accepted)} of {section.batch_size} groups "
+                f"passed the filter {section.dynamic_filter!r} (dropped: {dict(dropped)})",
+                "the task is too easy or too hard for this model: other data, or more rollout.max_filtered_rounds",
             )
         batch, surplus = accepted[: section.batch_size], accepted[section.batch_size :]
         self._source.give_back(surplus)

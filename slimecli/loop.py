@@ -1,0 +1,135 @@
+"""THE loop: collect -> learn -> publish -> measure, once per step. These are the only implementations of the four verbs.
+
+Step k collects answers with the weights of step k-1, learns from them, and publishes the weights of step k. SFT is the
+same loop over demonstrations, without an engine to publish to. Where things run is the business of the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slimecli.algos import Algorithm
+from slimecli.batch import from_groups, split_steps, weigh
+from slimecli.clock import Clock
+from slimecli.errors import GateError, InterruptedRunError
+from slimecli.observe.gates import check_gates
+from slimecli.protocols import Trainer
+from slimecli.recipe import Recipe
+from slimecli.rollout.collect import Collection
+from slimecli.rundir import RunDir
+from slimecli.types import Group, StepStats
+
+
+class Collector(Protocol):
+    """The one place that knows where samples come from and what may overlap with what."""
+
+    async def collect(self, step: int) -> Collection:
+        """The samples that `step` trains on."""
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What the loop turns. A part left out (None) makes its verb a no-op."""
+
+    run: RunDir
+    recipe: Recipe
+    algorithm: Algorithm
+    trainer: Trainer
+    collector: Collector
+    aio: asyncio.Runner
+    publish: Callable[[int], dict[str, Any]] | None
+    """version -> {"weights/fingerprint": ...}; raises unless every engine holds these weights"""
+    measure: Callable[[int], dict[str, float]] | None
+    """step -> held-out scores, {} where none are due"""
+    record: Callable[[int, Collection], None]
+    """commit what was collected"""
+    commit: Callable[[int, dict[str, Any], bool], None]
+    """(step, metrics, must make a checkpoint): commit what was learnt"""
+    clock: Clock = field(default_factory=Clock)
+    stop_requested: Callable[[], bool] = lambda: False
+
+
+def loop(parts: Parts, start: int, stop: int) -> None:
+    """Run steps start+1..stop; `start` is the step whose weights the trainer holds."""
+    publish(parts, start)
+    if start == 0:
+        parts.commit(0, measure(parts, 0), False)
+    for step in range(start + 1, stop + 1):
+        collection = collect(parts, step)
+        metrics = collection.metrics | learn(parts, step, collection.groups)
+        metrics |= publish(parts, step)
+        metrics |= measure(parts, step)
+        interrupted = parts.stop_requested()
+        parts.commit(step, metrics, interrupted or step == stop)
+        judge(parts, step, metrics)
+        if interrupted and step < stop:
+            raise InterruptedRunError(f"stopped after step {step} of {stop}; nothing is lost")
+
+
+def collect(parts: Parts, step: int) -> Collection:
+    """Samples for this step, committed to the run directory before anything is learnt from them."""
+    with parts.clock.phase("collect"):
+        collection = parts.aio.run(parts.collector.collect(step))
+        parts.record(step, collection)
+    return collection
+
+
+def learn(parts: Parts, step: int, groups: list[Group]) -> dict[str, Any]:
+    """Optimizer steps on the samples: log-probs as needed, advantages, then one step per mini-batch."""
+    recipe, trainer = parts.recipe, parts.trainer
+    with parts.clock.phase("learn"):
+        batch = from_groups(groups, temperature=recipe.rollout.temperature, reward_key=recipe.reward.key)
+        if recipe.trainer.steps_per_rollout > 1:
+            batch = batch.replace(old_log_probs=trainer.log_probs(batch))
+        if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
+            batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
+        batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
+        length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
+        minis = split_steps(batch, recipe.trainer.steps_per_rollout)
+        stats = [trainer.step(weigh(mini, recipe.algo.aggregation, length)) for mini in minis]
+        parts.clock.tokens(sum(mini.num_tokens for mini in minis))
+    return train_metrics(stats)
+
+
+def publish(parts: Parts, version: int) -> dict[str, Any]:
+    """Give the new weights to every engine, and see that they arrived."""
+    if parts.publish is None:
+        return {}
+    with parts.clock.phase("publish"):
+        return parts.publish(version)
+
+
+def measure(parts: Parts, step: int) -> dict[str, float]:
+    """Held-out scores of the weights of this step."""
+    if parts.measure is None:
+        return {}
+    with parts.clock.phase("measure"):
+        return parts.measure(step)
+
+
+def judge(parts: Parts, step: int, metrics: dict[str, Any]) -> None:
+    """Hold the step against the recipe's gates; verdicts are stored, and may stop the run."""
+    verdicts = check_gates(parts.recipe.gates, step, metrics)
+    for verdict in verdicts:
+        parts.run.append(parts.run.verdicts_path, {"step": step, **verdict.to_dict()})
+    if verdicts and parts.recipe.gates.action == "stop":
+        raise GateError("; ".join(v.what for v in verdicts), verdicts[0].fix)
+
+
+def train_metrics(stats: list[StepStats]) -> dict[str, Any]:
+    """Metrics of a step's optimizer steps: means, except what only the first or the last can tell.
+
+    The log-prob gap compares engine and trainer on the same weights, which holds for the first mini-batch alone.
+    """
+    first, last, n = stats[0], stats[-1], len(stats)
+    merged = {f"train/{k}": sum(s.metrics[k] for s in stats) / n for k in first.metrics}
+    merged |= {f"train/{k}": v for k, v in first.metrics.items() if k.startswith("logprob_gap")}
+    return merged | {
+        "train/loss": sum(s.loss for s in stats) / n,
+        "train/grad_norm": sum(s.grad_norm for s in stats) / n,
+        "train/lr": last.lr,
+        "train/tokens": sum(s.tokens for s in stats),
+    }
