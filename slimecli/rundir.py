@@ -225,7 +225,34 @@ class RunDir:
             handle.truncate(0)
             handle.write(f"process {os.getpid()} on {socket.gethostname()}")
             handle.flush()
-            yield
+            try:
+                yield
+            finally:
+                handle.truncate(0)
+
+    def is_locked(self) -> bool:
+        """True while a writer works on this run.
+
+        The owner named in the file is looked at first: taking the lock, even for a moment, could turn a starting
+        writer away, so that is tried only against an owner that seems alive (its process number may be reused).
+        """
+        path = self.root / ".lock"
+        owner = re.fullmatch(r"process (\d+) on (.+)", path.read_text(encoding="utf-8")) if path.is_file() else None
+        if owner is None:
+            return False
+        if owner.group(2) == socket.gethostname():
+            try:
+                os.kill(int(owner.group(1)), 0)
+            except ProcessLookupError:
+                return False
+            except PermissionError:
+                return True
+        with path.open("r", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def new_attempt(self) -> Path:
         """Make logs/attempt_NNN and point logs/latest at it."""
