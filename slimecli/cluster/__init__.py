@@ -1,1 +1,50 @@
+"""Where trainer and engines run. `loop.py` sees the same protocols whichever cluster is chosen."""
 
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Protocol
+
+from slimecli.protocols import RolloutEngine, SyncKind, Trainer
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+from slimecli.sync.stage import StagedWeights
+
+
+class Cluster(Protocol):
+    """Opens trainers and engines, and moves weights out of a trainer."""
+
+    def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
+        """A trainer holding the weights of an HF folder."""
+
+    def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
+        """All engines of the recipe behind one RolloutEngine."""
+
+    def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
+        """Run sync.stage.stage_weights where the trainer lives."""
+
+    def close(self) -> None:
+        """Stop what this cluster started, and nothing else. Idempotent."""
+
+
+CLUSTERS: dict[str, str] = {
+    "local": "slimecli.cluster.local:LocalCluster",
+    "ray": "slimecli.cluster.ray_cluster:RayCluster",
+}
+
+
+def open_cluster(backend: str, recipe: Recipe, run: RunDir) -> Cluster:
+    """The cluster by name (recipe.cluster.backend, or `local` for single commands)."""
+    module, _, attribute = CLUSTERS[backend].partition(":")
+    cluster: Cluster = getattr(importlib.import_module(module), attribute)(recipe, run)
+    return cluster
+
+
+def sync_kind(recipe: Recipe, backend: str) -> SyncKind:
+    """The recipe's kind, or for `auto` the quickest that reaches the engines."""
+    if recipe.sync.kind != "auto":
+        return recipe.sync.kind
+    if recipe.engine.urls or recipe.cluster.address:
+        return "disk"
+    return "in_process" if backend == "local" else "shared_memory"

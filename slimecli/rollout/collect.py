@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slimecli.errors import SlimeError
+from slimecli import files
+from slimecli.errors import MissingStageError, SlimeError
 from slimecli.recipe import Recipe
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.sampling import rollout_sampling, rollout_seed
 from slimecli.rollout.source import DataSource
+from slimecli.rundir import RunDir
 from slimecli.types import Group, SampleStatus
 
 
@@ -141,3 +143,19 @@ class DemonstrationCollector:
         groups = self._source.take(self._batch_size)
         length = sum(s.response_length for g in groups for s in g) / len(groups)
         return Collection(groups=groups, metrics={"rollout/response_length": length})
+
+
+class RecordedCollector:
+    """Samples that were collected before and are on disk."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    async def collect(self, step: int) -> Collection:
+        """The stored samples and metrics of `step`."""
+        path = self._run.data_state_path(step)
+        if not path.is_file():
+            raise MissingStageError(
+                f"run {self._run.name} has no samples for step {step}", f"slime rollout --run {self._run.root}"
+            )
+        return Collection(groups=self._run.read_samples(step), metrics=files.read_json(path)["metrics"])

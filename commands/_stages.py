@@ -1,0 +1,110 @@
+"""The work behind each stage, shared by `slime run` and the commands that do one stage alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from slimecli import files
+from slimecli.errors import SlimeError, UsageError
+
+if TYPE_CHECKING:
+    from slimecli.cluster import Cluster
+    from slimecli.recipe import Recipe
+    from slimecli.loop import Parts
+    from slimecli.rundir import RunDir
+    from slimecli.session import StepListener
+
+
+def do_data(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """prepare-data into the run."""
+    from slimecli.commands.prepare_data import prepare_run_data
+
+    return prepare_run_data(run, recipe)
+
+
+def do_model(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """The starting model as an HF folder in the run."""
+    from slimecli.weights.source import materialise_model
+
+    folder = materialise_model(recipe, run)
+    return {"folder": str(folder), "sha256": files.sha256(folder / files.DONE)}
+
+
+def do_sft(
+    run: RunDir, recipe: Recipe, cluster: Cluster | None = None, on_step: StepListener | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """SFT as a run of its own inside the run, resumed where it stopped."""
+    from slimecli.pipeline import sft_recipe
+    from slimecli.rundir import RunDir, create_run
+    from slimecli.session import Session
+
+    recipe_sft = sft_recipe(recipe)
+    inner = RunDir(run.sft_dir)
+    if not inner.manifest_path.is_file() or inner.recipe() != recipe_sft:
+        shutil.rmtree(inner.root, ignore_errors=True)
+        inner = create_run(str(inner.root), recipe_sft)
+        for name in ("model", "data"):
+            (inner.root / name).symlink_to(os.path.relpath(run.root / name, inner.root))
+    with inner.lock(), Session(inner, recipe_sft, on_step=on_step, shared_cluster=cluster) as session:
+        inner.new_attempt()
+        return run_steps(inner, recipe_sft, session.sft_parts, **kwargs)
+
+
+def do_loop(
+    run: RunDir, recipe: Recipe, cluster: Cluster | None = None, on_step: StepListener | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """The RL loop from the newest checkpoint to the last step."""
+    from slimecli.session import Session
+
+    backend = recipe.cluster.backend
+    with Session(run, recipe, backend, on_step=on_step, shared_cluster=cluster) as session:
+        return run_steps(run, recipe, session.parts, **kwargs)
+
+
+def run_steps(
+    run: RunDir,
+    recipe: Recipe,
+    make_parts: Callable[[int], Parts],
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Forget what came after the newest checkpoint, then loop to the last step."""
+    from slimecli.loop import loop
+
+    start = run.last_checkpoint() or 0
+    if start >= recipe.steps:
+        raise UsageError(
+            f"run {run.name} has done {start} of {recipe.steps} steps: there is nothing to train",
+            f"to train further: slime run --resume --run {run.root} --set steps={start * 2}",
+        )
+    run.rewind(start if start else -1)
+    parts = make_parts(start)
+    parts.stop_requested = stop_requested
+    loop(parts, start, recipe.steps)
+    done = run.last_checkpoint() or 0
+    if done != recipe.steps:
+        raise SlimeError(f"planned {recipe.steps} steps, but the last checkpoint is of step {done}", "report this")
+    return {"steps": recipe.steps, "first": start + 1, "performed": recipe.steps - start}
+
+
+def do_export(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """The newest weights as an HF folder."""
+    from slimecli.commands.export import export_checkpoint
+
+    return {"folder": str(export_checkpoint(run, None))}
+
+
+def run_and_recipe(name: str, overrides: tuple[str, ...]) -> tuple[RunDir, Recipe]:
+    """An existing run and its recipe with overrides for this command alone."""
+    from slimecli.recipe import apply_override, parse_override, validate_recipe
+    from slimecli.rundir import open_run
+
+    run = open_run(name)
+    if not overrides:
+        return run, run.recipe()
+    tree = run.recipe().model_dump(mode="json")
+    for text in overrides:
+        apply_override(tree, *parse_override(text))
+    return run, validate_recipe(tree, source="--set")

@@ -1,0 +1,115 @@
+"""`slime eval`: held-out accuracy of a run's step, an HF folder or a server that already runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+
+if TYPE_CHECKING:
+    from slimecli.recipe import Recipe
+    from slimecli.rundir import RunDir
+
+EXAMPLES = [
+    "slime eval --run quickstart",
+    "slime eval --model runs/quickstart/export --recipe quickstart --data runs/quickstart/data/holdout.jsonl",
+]
+
+
+def evaluate_weights(run: RunDir, recipe: Recipe, weights: Path, *, greedy: bool) -> dict[str, Any]:
+    """Evaluate an HF folder on the run's sets.
+
+    Returns: set name -> result of slimecli.rollout.evaluate.summarise.
+    """
+    from slimecli.rollout.evaluate import evaluate
+    from slimecli.session import Session
+
+    with Session(run, recipe) as session:
+        sets = session.eval_sets()
+        generator = session.generator(session.engine(weights))
+        work = evaluate(recipe, generator, sets, session.stop_token_ids, greedy=greedy)
+        result: dict[str, Any] = session.aio.run(work)
+        return result
+
+
+def evaluate_step(run: RunDir, recipe: Recipe, step: int | None) -> dict[str, Any]:
+    """Evaluate the weights of a step (default: the newest), sampled and greedy, and store the result in the run."""
+    from slimecli import files
+    from slimecli.session import step_weights
+
+    number = (run.last_checkpoint() or 0) if step is None else step
+    weights = step_weights(run, recipe, number)
+    scores: dict[str, dict[str, Any]] = {}
+    for mode, greedy in (("sampled", False), ("greedy", True)):
+        for name, result in evaluate_weights(run, recipe, weights, greedy=greedy).items():
+            scores.setdefault(name, {})[mode] = result
+    record = {"step": number, "sets": scores}
+    files.write_json(run.eval_path(number), record)
+    return record
+
+
+def evaluate_model(model: str, recipe: Recipe, data: str) -> dict[str, Any]:
+    """Evaluate an HF folder on one file; nothing is stored."""
+    import tempfile
+
+    from slimecli.rundir import RunDir
+    from slimecli.weights.source import resolve_model_dir
+
+    weights = resolve_model_dir(model)
+    narrowed = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {"data": data}})})
+    with tempfile.TemporaryDirectory() as scratch:
+        run = RunDir(Path(scratch))
+        run.model_dir.parent.mkdir()
+        run.model_dir.symlink_to(weights.resolve())
+        modes = {
+            mode: evaluate_weights(run, narrowed, weights, greedy=greedy)["data"]
+            for mode, greedy in (("sampled", False), ("greedy", True))
+        }
+    return {"model": model, "sets": {data: modes}}
+
+
+def cli(
+    run: RunOpt = "",
+    model: ModelOpt = "",
+    step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="prompt file, for --model")] = "",
+    recipe: RecipeOpt = "",
+    set_: SetOpt = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Score held-out problems, sampled and greedy."""
+    from slimecli import console
+    from slimecli.commands._stages import run_and_recipe
+    from slimecli.errors import UsageError
+    from slimecli.recipe import load_recipe
+
+    if bool(run) == bool(model):
+        raise UsageError("say --run NAME, or --model DIR --data FILE", "see `slime eval --help`")
+    if model and not data:
+        raise UsageError("which data?", "--data FILE, e.g. runs/NAME/data/holdout.jsonl")
+    overrides = tuple(set_ or ())
+    if run:
+        result = evaluate_step(*run_and_recipe(run, overrides), step)
+    else:
+        result = evaluate_model(model, load_recipe(recipe, overrides), data)
+    rows = [
+        {
+            "set": name,
+            "mode": mode,
+            "accuracy": f"{r['mean']:.3f} ± {1.96 * r['stderr']:.3f}",
+            "answers": r["n"],
+            "length": f"{r['response_length']:.1f}",
+            "truncated": f"{r['truncated']:.1%}",
+            "failed": r["failed"],
+            "spec": r["spec"],
+        }
+        for name, modes in result["sets"].items()
+        for mode, r in modes.items()
+    ]
+    if json_:
+        console.emit(result)
+    else:
+        console.table(rows, ["set", "mode", "accuracy", "answers", "length", "truncated", "failed", "spec"])

@@ -1,0 +1,214 @@
+"""`slime run`: every stage in order, the RL loop on Ray, resumable at any point."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+
+if TYPE_CHECKING:
+    from slimecli.cluster import Cluster
+    from slimecli.observe.display import Progress
+    from slimecli.recipe import Recipe
+    from slimecli.rundir import RunDir
+
+EXAMPLES = [
+    "slime run --recipe quickstart --run quickstart",
+    "slime run --resume --run quickstart --set steps=60",
+]
+
+
+class StopFlag:
+    """First Ctrl-C or SIGTERM: finish the step, make a checkpoint, stop. Second: stop at once."""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self) -> bool:
+        return self.raised
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals for the duration of a block."""
+
+        def handle(number: int, frame: Any) -> None:
+            from slimecli import console
+
+            if self.raised:
+                raise KeyboardInterrupt
+            self.raised = True
+            console.say("\nstopping after this step (Ctrl-C again: at once)")
+
+        old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def run_pipeline(
+    run: RunDir, recipe: Recipe, progress: Progress, *, until: str = "", force: bool = False
+) -> dict[str, Any]:
+    """Do every stage that is new, in order.
+
+    Args:
+        run: the run directory; locked for the duration.
+        until: name of the last stage to do; empty: all.
+        force: do every stage again up to the loop, which always continues from its newest checkpoint.
+
+    Returns: {"run", "stages": {name: "done" | "skipped"}, ...}.
+    """
+    from slimecli.errors import UsageError, nearest
+    from slimecli.pipeline import PIPELINE
+
+    if until and until not in PIPELINE:
+        raise UsageError(f"no stage {until!r}{nearest(until, list(PIPELINE))}", f"stages: {', '.join(PIPELINE)}")
+    stop, clusters = StopFlag(), contextlib.ExitStack()
+    done: dict[str, str] = {}
+    with run.lock(), clusters, stop.installed():
+        run.new_attempt()
+        run.error_path.unlink(missing_ok=True)
+        cluster = _open_cluster(run, recipe, until, clusters)
+        works = _works(run, recipe, cluster, progress, stop)
+        for stage in PIPELINE.values():
+            if stage.wanted(recipe):
+                done[stage.name] = _ensure(stage, run, recipe, works[stage.name], progress, force)
+            if stage.name == until:
+                break
+    return {"run": str(run.root), "stages": done}
+
+
+def _open_cluster(run: RunDir, recipe: Recipe, until: str, stack: contextlib.ExitStack) -> Cluster | None:
+    """One Ray for all training stages that are due, started before the first of them."""
+    from slimecli.cluster import open_cluster
+    from slimecli.pipeline import PIPELINE
+    from slimecli.stage import why_new
+
+    training = [PIPELINE[name] for name in ("sft", "loop") if until not in ("data", "model")]
+    due = [s for s in training if s.wanted(recipe) and why_new(s, run, recipe)]
+    if recipe.cluster.backend != "ray" or not due:
+        return None
+    cluster = open_cluster("ray", recipe, run)
+    stack.callback(cluster.close)
+    return cluster
+
+
+def _works(
+    run: RunDir, recipe: Recipe, cluster: Cluster | None, progress: Progress, stop: StopFlag
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    from slimecli.commands import _stages
+
+    def listener(total: int, prefix: str) -> Callable[[int, dict[str, Any], dict[str, float]], None]:
+        return lambda step, metrics, perf: progress.step(step, total, metrics, perf, stage=prefix)
+
+    common = {"cluster": cluster, "stop_requested": stop}
+    return {
+        "data": lambda: _stages.do_data(run, recipe),
+        "model": lambda: _stages.do_model(run, recipe),
+        "sft": lambda: _stages.do_sft(run, recipe, on_step=listener(recipe.sft.steps, "sft"), **common),
+        "loop": lambda: _stages.do_loop(run, recipe, on_step=listener(recipe.steps, "loop"), **common),
+        "export": lambda: _stages.do_export(run, recipe),
+    }
+
+
+def _ensure(
+    stage: Any, run: RunDir, recipe: Recipe, work: Callable[[], dict[str, Any]], progress: Progress, force: bool
+) -> str:
+    from slimecli.errors import UsageError
+    from slimecli.stage import ensure, why_new
+
+    reason = why_new(stage, run, recipe)
+    if stage.name in ("data", "model", "sft") and run.checkpoints() and (force or "changed" in reason):
+        raise UsageError(
+            f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{stage.name}`",
+            "start a new run under another --run name; mixing the two would be silent nonsense",
+        )
+    if force and stage.name != "loop":
+        run.stage_path(stage.name).unlink(missing_ok=True)
+    return "done" if ensure(stage, run, recipe, work, progress.stage) else "skipped"
+
+
+def open_or_create(
+    name: str, recipe_name: str, model: str, overrides: tuple[str, ...], *, resume: bool, overwrite: bool
+) -> tuple[RunDir, Recipe]:
+    """The run to work on and the recipe in force, all recipe errors told at once."""
+    from slimecli.errors import UsageError
+    from slimecli.plan import check_recipe
+    from slimecli.recipe import apply_override, load_recipe, parse_override, recipe_path, validate_recipe
+    from slimecli.rundir import create_run, open_run
+
+    if resume:
+        if recipe_name or model:
+            raise UsageError("--resume goes on with the run's own recipe", "change single values with --set")
+        run = open_run(name)
+        old = run.recipe()
+        tree = old.model_dump(mode="json")
+        for text in overrides:
+            apply_override(tree, *parse_override(text))
+        recipe = validate_recipe(tree, source="--set")
+        check_recipe(recipe, run)
+        if recipe != old:
+            run.change_recipe(recipe, why=" ".join(f"--set {o}" for o in overrides))
+        return run, recipe
+    if not recipe_name and not model:
+        raise UsageError("which recipe?", "slime run --recipe quickstart; `slime recipes` lists them")
+    recipe = load_recipe(recipe_name, overrides, model)
+    check_recipe(recipe, None)
+    text = recipe_path(recipe_name).read_text(encoding="utf-8") if recipe_name else ""
+    return create_run(name, recipe, text, overwrite=overwrite), recipe
+
+
+def cli(
+    recipe: RecipeOpt = "",
+    run: RunOpt = "",
+    model: ModelOpt = "",
+    set_: SetOpt = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue a run where it stopped")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="delete a run of that name first")] = False,
+    until: Annotated[str, typer.Option("--until", metavar="STAGE", help="stop after this stage")] = "",
+    json_: JsonOpt = False,
+) -> None:
+    """Do every stage in order: data, model, SFT, the RL loop on Ray, export."""
+    from pathlib import Path
+
+    from slimecli import console
+    from slimecli.errors import InterruptedRunError, SlimeError
+    from slimecli.files import write_json
+    from slimecli.observe.display import Progress
+    from slimecli.observe.summary import show_summary
+
+    overrides = tuple(set_ or ())
+    name = run or Path(recipe).stem or "run"
+    target, resolved = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
+    with contextlib.closing(Progress(target, resolved)) as progress:
+        try:
+            result = run_pipeline(target, resolved, progress, until=until)
+        except (SlimeError, KeyboardInterrupt) as error:
+            progress.close()
+            known = error if isinstance(error, SlimeError) else InterruptedRunError("stopped at once")
+            write_json(target.error_path, {"what": known.what, "fix": known.fix, "exit_code": int(known.exit_code)})
+            again = f"slime run --resume --run {target.root}"
+            if isinstance(known, InterruptedRunError):
+                raise InterruptedRunError(known.what, f"continue with: {again}") from None
+            console.hint(again, "once it is mended")
+            raise
+    if set(result["stages"].values()) == {"skipped"}:
+        raise _nothing_to_do(target, resolved)
+    show_summary(target)
+    if json_:
+        console.emit(result)
+
+
+def _nothing_to_do(run: RunDir, recipe: Recipe) -> Exception:
+    from slimecli.errors import UsageError
+
+    return UsageError(
+        f"run {run.name} is complete ({recipe.steps} of {recipe.steps} steps): there was nothing to do",
+        f"to train further: slime run --resume --run {run.root} --set steps={recipe.steps * 2}",
+    )

@@ -1,0 +1,76 @@
+"""`slime train`: samples and checkpoint k in, checkpoint and weights k+1 out; or the SFT stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slimecli.commands._options import JsonOpt, RunOpt, SetOpt
+
+if TYPE_CHECKING:
+    from slimecli.recipe import Recipe
+    from slimecli.rundir import RunDir
+
+EXAMPLES = [
+    "slime train --run quickstart",
+    "slime train --run quickstart --stage sft",
+]
+
+
+def train_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """Learn from the samples that `slime rollout` left for the step after the newest checkpoint.
+
+    Returns: {"step", "metrics", "checkpoint"}.
+    """
+    from slimecli.loop import loop
+    from slimecli.session import Session
+
+    with run.lock(), Session(run, recipe) as session:
+        done = run.last_checkpoint() or 0
+        run.new_attempt()
+        loop(session.recorded_parts(done), done, done + 1)
+    metrics = run.read_records(run.metrics_path)[-1]
+    return {"step": done + 1, "metrics": metrics, "checkpoint": str(run.checkpoint_dir(done + 1))}
+
+
+def train_sft(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """The SFT stage, in this process."""
+    from slimecli.commands._stages import do_sft
+    from slimecli.pipeline import PIPELINE
+    from slimecli.stage import ensure, require
+
+    require(PIPELINE, "sft", run, recipe)
+    with run.lock():
+        worked = ensure(PIPELINE["sft"], run, recipe, lambda: do_sft(run, recipe), _tell)
+    return {"stage": "sft", "steps": recipe.sft.steps, "performed": worked}
+
+
+def _tell(stage: str, state: str, detail: str) -> None:
+    from slimecli import console
+
+    console.say(f"{stage}: {state} ({detail})")
+
+
+def cli(
+    run: RunOpt,
+    stage: Annotated[str, typer.Option("--stage", metavar="rl|sft", help="one RL step, or the SFT stage")] = "rl",
+    set_: SetOpt = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Train on the samples of the next step, or on demonstrations."""
+    from slimecli import console
+    from slimecli.commands._stages import run_and_recipe
+    from slimecli.errors import UsageError
+
+    target, recipe = run_and_recipe(run, tuple(set_ or ()))
+    if stage not in ("rl", "sft"):
+        raise UsageError(f"--stage {stage!r}", "say rl or sft")
+    if stage == "sft" and not recipe.sft.steps:
+        raise UsageError(f"run {target.name} has no SFT stage (sft.steps = 0)", "--set sft.steps=100")
+    result = train_sft(target, recipe) if stage == "sft" else train_step(target, recipe)
+    if stage == "rl":
+        console.say(f"step {result['step']}: loss {result['metrics']['train/loss']:.4f} -> {result['checkpoint']}")
+        console.hint(f"slime rollout --run {target.root}")
+    if json_:
+        console.emit(result)

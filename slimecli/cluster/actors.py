@@ -1,0 +1,130 @@
+"""What runs inside Ray's worker processes. Plain classes: `ray_cluster` turns them into actors."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slimecli import env
+from slimecli.recipe import validate_recipe
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from slimecli.protocols import SyncKind, Trainer
+    from slimecli.sync.stage import StagedWeights
+    from slimecli.types import StepStats
+
+
+def _prepare_process(log: str, threads: int) -> None:
+    """One log file per actor, and the thread count before torch is imported."""
+    import faulthandler
+
+    handle = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    sys.stdout = sys.stderr = handle
+    faulthandler.enable(handle)
+    env.set_threads(threads)
+    env.quiet_libraries()
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+class EngineHost:
+    """One embedded engine behind HTTP."""
+
+    def __init__(self, recipe: dict[str, Any], model_dir: str, log: str) -> None:
+        resolved = validate_recipe(recipe)
+        _prepare_process(log, resolved.engine.threads)
+        from slimecli.engines import open_engine
+        from slimecli.engines.embedded.server import start_server_thread
+
+        single = resolved.model_copy(update={"engine": resolved.engine.model_copy(update={"replicas": 1})})
+        self._engine = open_engine(single, Path(model_dir))
+        self._url, self._stop = start_server_thread(self._engine, resolved.engine.host, 0)
+
+    def url(self) -> str:
+        """Where it listens; answered once the model is loaded."""
+        return self._url
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._stop: Callable[[], None]
+        self._stop()
+
+
+class TrainerHost:
+    """One rank of the trainer."""
+
+    def __init__(self, log: str, threads: int) -> None:
+        _prepare_process(log, threads)
+        self._trainer: Trainer | None = None
+
+    def address(self) -> tuple[str, int]:
+        """(host, free port) for the process group; asked of rank 0."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        import ray
+
+        return ray.util.get_node_ip_address(), port
+
+    def join(self, rank: int, world_size: int, host: str, port: int) -> None:
+        """Enter the process group."""
+        import torch
+
+        env.set_rendezvous(rank, world_size, host, port)
+        if world_size > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+    def open(self, recipe: dict[str, Any], model_dir: str, total_steps: int) -> None:
+        """Open (or replace) the trainer."""
+        from slimecli.trainers import open_trainer
+
+        self.close()
+        self._trainer = open_trainer(validate_recipe(recipe), Path(model_dir), total_steps=total_steps)
+
+    @property
+    def _open(self) -> Trainer:
+        assert self._trainer is not None, "open() comes first"
+        return self._trainer
+
+    def log_probs(self, batch: dict[str, np.ndarray], model: Literal["policy", "reference"]) -> np.ndarray:
+        """Trainer.log_probs, over numpy."""
+        from slimecli.batch import TrainBatch
+
+        result: np.ndarray = self._open.log_probs(TrainBatch.from_numpy(batch), model=model).numpy()
+        return result
+
+    def step(self, batch: dict[str, np.ndarray]) -> StepStats:
+        """Trainer.step, over numpy."""
+        from slimecli.batch import TrainBatch
+
+        return self._open.step(TrainBatch.from_numpy(batch))
+
+    def stage(self, kind: SyncKind, version: int, folder: str, like: str) -> StagedWeights:
+        """sync.stage.stage_weights over this trainer's weights."""
+        from slimecli.sync.stage import stage_weights
+
+        return stage_weights(self._open.weights(), kind, version=version, folder=Path(folder), like=Path(like))
+
+    def named_weights(self) -> list[tuple[str, np.ndarray]]:
+        """Every weight as numpy; for small models and tests."""
+        return [(name, tensor.float().cpu().numpy()) for name, tensor in self._open.weights()]
+
+    def save(self, folder: str) -> None:
+        """Trainer.save."""
+        self._open.save(Path(folder))
+
+    def load(self, folder: str) -> None:
+        """Trainer.load."""
+        self._open.load(Path(folder))
+
+    def close(self) -> None:
+        """Trainer.close."""
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None

@@ -1,0 +1,48 @@
+"""Everything in this process: what single commands use, and `slime run` with cluster.backend = "local"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slimecli import env
+from slimecli.engines import open_engine
+from slimecli.errors import UsageError
+from slimecli.protocols import RolloutEngine, SyncKind, Trainer
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+from slimecli.sync.stage import StagedWeights, stage_weights
+from slimecli.trainers import open_trainer
+
+
+class LocalCluster:
+    """One trainer process and one in-process engine."""
+
+    def __init__(self, recipe: Recipe, run: RunDir) -> None:
+        world = env.distributed_rank()[1]
+        if recipe.trainer.processes != world:
+            raise UsageError(
+                f"trainer.processes = {recipe.trainer.processes}, but this command runs in {world} process(es)",
+                'use cluster.backend = "ray" (slime run), or start it under torchrun with that many processes',
+            )
+        if recipe.engine.replicas != 1 and not recipe.engine.urls:
+            raise UsageError(
+                f"engine.replicas = {recipe.engine.replicas} needs several processes",
+                'use cluster.backend = "ray" (slime run), or --set engine.replicas=1',
+            )
+        env.set_threads(recipe.trainer.threads)
+        self._run = run
+
+    def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
+        """The trainer of the recipe, in this process."""
+        return open_trainer(recipe, model_dir, total_steps=total_steps)
+
+    def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
+        """The embedded engine in this process, or clients of engine.urls."""
+        return open_engine(recipe, model_dir, logs=self._run.root / "logs")
+
+    def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
+        """Stage in this process."""
+        return stage_weights(trainer.weights(), kind, version=version, folder=folder, like=like)
+
+    def close(self) -> None:
+        """Nothing outlives the parts."""

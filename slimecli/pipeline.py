@@ -1,0 +1,85 @@
+"""The stages of `slime run`, in order: what each is made from, what it leaves, and the command that does it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+from slimecli.stage import Stage
+
+
+def sft_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of the SFT stage: the same loop, one demonstration per group, its own optimizer numbers."""
+    sft = recipe.sft
+    changes: dict[str, dict[str, Any]] = {
+        "rollout": {"batch_size": sft.batch_size, "n_samples_per_prompt": 1, "temperature": 1.0, "dynamic_filter": ""},
+        "algo": {"name": "sft", "aggregation": "token", "kl_coef": 0.0, "entropy_coef": 0.0},
+        "trainer": {
+            "global_batch_size": sft.batch_size,
+            "steps_per_rollout": 1,
+            "lr": sft.lr,
+            "warmup_steps": sft.warmup_steps,
+            "lr_schedule": sft.lr_schedule,
+            "min_lr_ratio": sft.min_lr_ratio,
+        },
+        "eval": {"interval": 0},
+        "sft": {"steps": 0},
+        "checkpoint": {"interval": max(recipe.checkpoint.interval, -(-sft.steps // 4)), "keep": 1},
+    }
+    sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
+    return recipe.model_copy(update={**sections, "steps": sft.steps, "title": "SFT stage"})
+
+
+def _dump(recipe: Recipe, *sections: str) -> dict[str, Any]:
+    tree = recipe.model_dump(mode="json")
+    return {name: tree[name] for name in (*sections, "seed")}
+
+
+def _loop_inputs(recipe: Recipe) -> dict[str, Any]:
+    sections = ("rollout", "reward", "algo", "trainer", "eval")
+    return {**_dump(recipe, *sections), "steps": recipe.steps, "megatron": recipe.megatron, "sglang": recipe.sglang}
+
+
+PIPELINE: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            name="data",
+            inputs=lambda r: {**_dump(r, "data"), "sft_data": r.sft.data, "model": r.model.name or r.model.path},
+            outputs=lambda run, r: [run.data_dir],
+            command=lambda run: f"slime prepare-data --run {run.root}",
+        ),
+        Stage(
+            name="model",
+            needs=("data",),
+            inputs=lambda r: _dump(r, "model"),
+            outputs=lambda run, r: [run.model_dir],
+            command=lambda run: f"slime run --resume --run {run.root} --until model",
+        ),
+        Stage(
+            name="sft",
+            needs=("data", "model"),
+            inputs=lambda r: _dump(r, "sft"),
+            outputs=lambda run, r: [RunDir(run.sft_dir).weights_dir(r.sft.steps)],
+            wanted=lambda r: r.sft.steps > 0,
+            command=lambda run: f"slime train --run {run.root} --stage sft",
+        ),
+        Stage(
+            name="loop",
+            needs=("data", "model", "sft"),
+            inputs=_loop_inputs,
+            outputs=lambda run, r: [run.checkpoint_dir(r.steps), run.weights_dir(r.steps)],
+            wanted=lambda r: r.steps > 0,
+            command=lambda run: f"slime run --resume --run {run.root}",
+        ),
+        Stage(
+            name="export",
+            needs=("loop", "sft"),
+            inputs=lambda r: _dump(r, "export"),
+            outputs=lambda run, r: [run.export_dir],
+            command=lambda run: f"slime export --run {run.root}",
+        ),
+    )
+}
+"""stage name -> Stage, in the order in which `slime run` does them"""

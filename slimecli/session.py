@@ -1,0 +1,346 @@
+"""Opens what a stage needs from a run directory and wires it to the loop. Commands hold a Session; the loop holds Parts.
+
+Everything is opened on first use, so that `slime rollout` never loads a trainer and `slime train` never an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from slimecli import files
+from slimecli.algos import algorithm
+from slimecli.clock import Clock
+from slimecli.cluster import Cluster, open_cluster, sync_kind
+from slimecli.errors import DataError, MissingStageError, SlimeError
+from slimecli.loop import Collector, Parts
+from slimecli.protocols import RolloutEngine, Trainer
+from slimecli.recipe import Recipe
+from slimecli.rollout.args import HookArgs
+from slimecli.rollout.collect import Collection, DemonstrationCollector, RecordedCollector, RolloutCollector
+from slimecli.rollout.evaluate import EvalSet, evaluate
+from slimecli.rollout.generate import Generator
+from slimecli.rollout.source import PromptSource
+from slimecli.rundir import RunDir
+from slimecli.sync.push import push
+from slimecli.types import Sample
+
+StepListener = Callable[[int, dict[str, Any], dict[str, float]], None]
+"""(step, metrics, perf) after every commit, for displays and trackers"""
+
+
+def start_weights(run: RunDir, recipe: Recipe) -> Path:
+    """HF folder of the weights before step 1: the SFT stage's result, or the model as it came."""
+    folder = RunDir(run.sft_dir).weights_dir(recipe.sft.steps) if recipe.sft.steps else run.model_dir
+    if not files.is_committed(folder):
+        stage = "sft" if recipe.sft.steps else "model"
+        raise MissingStageError(
+            f"run {run.name} has no starting weights ({folder})",
+            f"slime run --resume --run {run.root} --until {stage}",
+        )
+    return folder
+
+
+def step_weights(run: RunDir, recipe: Recipe, step: int) -> Path:
+    """HF folder of the weights after `step`."""
+    if step == 0:
+        return start_weights(run, recipe)
+    folder = run.weights_dir(step)
+    if not files.is_committed(folder):
+        raise MissingStageError(f"run {run.name} has no weights of step {step}", f"slime train --run {run.root}")
+    return folder
+
+
+class Session:
+    """One run, opened for work.
+
+    Args:
+        run: the run directory; the caller holds its lock.
+        recipe: resolved recipe.
+        cluster: where trainer and engines run; `local` for single commands.
+        on_step: called after every committed step.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        recipe: Recipe,
+        cluster: str = "local",
+        on_step: StepListener | None = None,
+        shared_cluster: Cluster | None = None,
+    ) -> None:
+        self.run = run
+        self.recipe = recipe
+        self.aio = asyncio.Runner()
+        self.clock = Clock()
+        self._backend = cluster
+        self._cluster = shared_cluster
+        self._owns_cluster = shared_cluster is None
+        self._on_step = on_step
+        self._trainer: Trainer | None = None
+        self._engine: RolloutEngine | None = None
+        self._data_state: dict[str, Any] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            if self._cluster is not None and self._owns_cluster:
+                stack.callback(self._cluster.close)
+            stack.callback(self.aio.close)
+            if self._engine is not None:
+                stack.callback(self.aio.run, self._engine.close())
+            if self._trainer is not None:
+                stack.callback(self._trainer.close)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, started on first use."""
+        if self._cluster is None:
+            self._cluster = open_cluster(self._backend, self.recipe, self.run)
+        return self._cluster
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def trainer(self, at_step: int) -> Trainer:
+        """The trainer with the state after `at_step`."""
+        if self._trainer is None:
+            total = self.recipe.optimizer_steps
+            self._trainer = self.cluster.open_trainer(self.recipe, start_weights(self.run, self.recipe), total)
+            if at_step > 0:
+                self._trainer.load(self.run.checkpoint_dir(at_step) / "trainer")
+        return self._trainer
+
+    def engine(self, weights: Path) -> RolloutEngine:
+        """The engine, opened on an HF folder."""
+        if self._engine is None:
+            self._engine = self.cluster.open_engine(self.recipe, weights)
+        return self._engine
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        from slimecli.data_tools.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.run.model_dir, trust_remote_code=self.recipe.model.trust_remote_code)
+
+    @functools.cached_property
+    def stop_token_ids(self) -> list[int]:
+        """End tokens of the tokenizer and of generation_config.json."""
+        ids = {self.tokenizer.eos_token_id} - {None}
+        path = self.run.model_dir / "generation_config.json"
+        if path.is_file():
+            stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+            ids |= set(stated if isinstance(stated, list) else [stated])
+        return sorted(ids)
+
+    def prompts(self, path: str) -> list[Sample]:
+        """A prompt file as pending samples."""
+        from slimecli.data_tools.prompts import load_prompts
+
+        return [
+            Sample(prompt=p.text, tokens=list(p.token_ids), label=p.label, metadata=dict(p.metadata))
+            for p in load_prompts(path, self.recipe.data, self.tokenizer)
+        ]
+
+    def source(self, at_step: int) -> PromptSource:
+        """The walk over the training prompts, continued after `at_step`."""
+        rows = self.prompts(str(self.run.data_dir / "train.jsonl"))
+        source = PromptSource(
+            rows, self.recipe.rollout.n_samples_per_prompt, seed=self.recipe.seed, shuffle=self.recipe.data.shuffle
+        )
+        if at_step > 0:
+            source.restore(self.load_data_state(at_step)["source"])
+        return source
+
+    def load_data_state(self, at_step: int) -> dict[str, Any]:
+        """Cursor and buffer as the checkpoint of a step holds them."""
+        path = self.run.checkpoint_dir(at_step) / "data_state.json"
+        if not path.is_file():
+            raise SlimeError(f"the checkpoint of step {at_step} lacks {path.name}", "resume from another checkpoint")
+        self._data_state = files.read_json(path)
+        return self._data_state
+
+    def generator(self, engine: RolloutEngine) -> Generator:
+        """Engine, reward and hooks of the recipe, checked before anything is generated."""
+        from slimecli.data_tools.hooks import load_hook
+        from slimecli.data_tools.rewards import load_reward
+
+        section = self.recipe.rollout
+        custom = section.custom_generate and load_hook(section.custom_generate, ("args", "sample", "sampling_params"))
+        host, port = _address(engine)
+        return Generator(
+            engine=engine,
+            reward=load_reward(self.recipe.reward),
+            args=HookArgs(self.recipe, host, port),
+            timeout_s=section.request_timeout_s,
+            group_reward=self.recipe.reward.group,
+            custom=custom or None,
+        )
+
+    def collector(self, source: PromptSource, generator: Generator) -> RolloutCollector:
+        """Rollouts for the next prompts of the source."""
+        from slimecli.data_tools.filters import load_filter
+
+        name = self.recipe.rollout.dynamic_filter
+        return RolloutCollector(
+            self.recipe, source, generator, self.stop_token_ids, keep=load_filter(name) if name else None
+        )
+
+    def eval_sets(self) -> list[EvalSet]:
+        """The holdout and the recipe's own sets."""
+        paths = dict(self.recipe.eval.sets)
+        if (self.run.data_dir / "holdout.jsonl").is_file():
+            paths["holdout"] = str(self.run.data_dir / "holdout.jsonl")
+        if not paths:
+            raise DataError("there is nothing to evaluate on", "set data.holdout or eval.sets in the recipe")
+        return [EvalSet(name=name, rows=self.prompts(path)) for name, path in sorted(paths.items())]
+
+    # -- what the loop calls -----------------------------------------------------------------------------------------
+
+    def parts(self, start: int) -> Parts:
+        """Everything for the RL loop from step `start` on."""
+        weights = step_weights(self.run, self.recipe, start)
+        trainer, engine = self.trainer(start), self.engine(weights)
+        source, generator = self.source(start), self.generator(engine)
+        sets = self.eval_sets() if self.recipe.eval.interval else []
+        return self._parts(
+            trainer,
+            self.collector(source, generator),
+            publish=functools.partial(self.publish, trainer, engine),
+            measure=functools.partial(self.measure, generator, sets),
+            record=functools.partial(self.record, source),
+        )
+
+    def recorded_parts(self, start: int) -> Parts:
+        """The loop over samples that `slime rollout` left, without an engine."""
+        trainer = self.trainer(start)
+        publish = functools.partial(self.fingerprint, trainer)
+        return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=self.adopt)
+
+    def sft_parts(self, start: int) -> Parts:
+        """The loop over demonstrations."""
+        from slimecli.data_tools.conversations import load_conversations
+
+        recipe = self.recipe
+        path = recipe.sft.data or str(self.run.data_dir / "sft.jsonl")
+        rows = load_conversations(path, recipe.data, self.tokenizer)
+        source = PromptSource(rows, 1, seed=recipe.seed, shuffle=recipe.data.shuffle)
+        if start > 0:
+            source.restore(self.load_data_state(start)["source"])
+        collector = DemonstrationCollector(source, recipe.rollout.batch_size)
+        return self._parts(self.trainer(start), collector, record=functools.partial(self.remember, source))
+
+    def _parts(
+        self,
+        trainer: Trainer,
+        collector: Collector,
+        *,
+        record: Callable[[int, Collection], None],
+        publish: Callable[[int], dict[str, Any]] | None = None,
+        measure: Callable[[int], dict[str, float]] | None = None,
+    ) -> Parts:
+        return Parts(
+            run=self.run,
+            recipe=self.recipe,
+            algorithm=algorithm(self.recipe.algo.name),
+            trainer=trainer,
+            collector=collector,
+            aio=self.aio,
+            publish=publish,
+            measure=measure,
+            record=record,
+            commit=functools.partial(self.commit, trainer),
+            clock=self.clock,
+        )
+
+    def publish(self, trainer: Trainer, engine: RolloutEngine, version: int) -> dict[str, Any]:
+        """Stage on the trainer's side, push to every engine, compare fingerprints."""
+        kind = sync_kind(self.recipe, self._backend)
+        folder = self.run.root / "sync"
+        staged = self.cluster.stage(trainer, kind, version, folder, self.run.model_dir)
+        engines = getattr(engine, "engines", [engine])
+        self.aio.run(push(engines, staged, self.recipe.sync.timeout_s))
+        if kind == "disk":
+            shutil.rmtree(folder, ignore_errors=True)
+        return {"weights/fingerprint": staged.fingerprint}
+
+    def fingerprint(self, trainer: Trainer, version: int) -> dict[str, Any]:
+        """What publish would report, where no engine is held."""
+        staged = self.cluster.stage(trainer, "in_process", version, self.run.root, self.run.model_dir)
+        return {"weights/fingerprint": staged.fingerprint}
+
+    def measure(self, generator: Generator, sets: list[EvalSet], step: int) -> dict[str, float]:
+        """Sampled accuracy at every interval; greedy as well at the start and the end."""
+        section, last = self.recipe.eval, step == self.recipe.steps
+        if not section.interval or (step % section.interval and not last):
+            return {}
+        modes = {"sampled": False} | ({"greedy": True} if section.greedy and (step == 0 or last) else {})
+        scores: dict[str, dict[str, Any]] = {}
+        for mode, greedy in modes.items():
+            work = evaluate(self.recipe, generator, sets, self.stop_token_ids, greedy=greedy)
+            for name, result in self.aio.run(work).items():
+                scores.setdefault(name, {})[mode] = result
+        files.write_json(self.run.eval_path(step), {"step": step, "sets": scores})
+        return {f"eval/{name}/{mode}": r["mean"] for name, modes_ in scores.items() for mode, r in modes_.items()}
+
+    def record(self, source: PromptSource, step: int, collection: Collection) -> None:
+        """Samples first, then the cursor: a cursor on disk means that its samples are there."""
+        self.run.write_samples(step, collection.groups)
+        self.remember(source, step, collection)
+        files.write_json(self.run.data_state_path(step), self._data_state)
+
+    def remember(self, source: PromptSource, step: int, collection: Collection) -> None:
+        """Keep the cursor for the next checkpoint."""
+        self._data_state = {"step": step, "source": source.state(), "metrics": collection.metrics}
+
+    def adopt(self, step: int, collection: Collection) -> None:
+        """Take over the cursor that was stored with recorded samples."""
+        self._data_state = files.read_json(self.run.data_state_path(step))
+
+    def commit(self, trainer: Trainer, step: int, metrics: dict[str, Any], must_checkpoint: bool) -> None:
+        """Metrics of the step, then (when due) the checkpoint that makes them final; then tell the listener."""
+        if metrics:
+            self.run.append(self.run.metrics_path, {"step": step, **metrics})
+        if step and (must_checkpoint or step % self.recipe.checkpoint.interval == 0):
+            with self.clock.phase("checkpoint"):
+                self.checkpoint(trainer, step)
+        perf = self.clock.lap()
+        if metrics:
+            self.run.append(self.run.perf_path, {"step": step, "time": round(time.time(), 3), **perf})
+        if self._on_step is not None:
+            self._on_step(step, metrics, perf)
+
+    def checkpoint(self, trainer: Trainer, step: int) -> None:
+        """Weights, then everything to resume from, as two commits; the checkpoint names the weights it goes with."""
+        weights = self.run.weights_dir(step)
+        staged = self.cluster.stage(trainer, "disk", step, weights, self.run.model_dir)
+        if not files.is_committed(weights):
+            raise SlimeError(f"the trainer left no weights at {weights}", "see logs/latest in the run directory")
+        manifest = {"step": step, "fingerprint": staged.fingerprint, "seed": self.recipe.seed}
+        with files.committed_folder(self.run.checkpoint_dir(step), manifest) as folder:
+            (folder / "trainer").mkdir()
+            trainer.save(folder / "trainer")
+            files.write_json(folder / "data_state.json", self._data_state)
+        for gone in self.run.prune_checkpoints(self.recipe.checkpoint.keep):
+            shutil.rmtree(self.run.weights_dir(gone), ignore_errors=True)
+
+
+def _address(engine: RolloutEngine) -> tuple[str, int]:
+    """Host and port of the first engine with a URL, for hooks that speak HTTP themselves."""
+    from urllib.parse import urlsplit
+
+    engines = getattr(engine, "engines", [engine])
+    url = urlsplit(getattr(engines[0], "url", "") or "")
+    return url.hostname or "", url.port or 0
