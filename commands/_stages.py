@@ -12,8 +12,8 @@ from slimecli.errors import SlimeError, UsageError
 
 if TYPE_CHECKING:
     from slimecli.cluster import Cluster
-    from slimecli.recipe import Recipe
     from slimecli.loop import Parts
+    from slimecli.recipe import Recipe
     from slimecli.rundir import RunDir
     from slimecli.session import StepListener
 

@@ -1,4 +1,4 @@
-"""`slime rollout`: prompts and weights in, scored samples out; one step of a run, or a JSONL filter for offline data."""
+"""`slime rollout`: prompts and weights in, scored samples out: a step of a run, or a JSONL filter for offline data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = [
     "slime rollout --run quickstart",
-    "slime rollout --model runs/quickstart/export --prompts runs/quickstart/data/holdout.jsonl@[0:8] --out samples.jsonl",
+    "slime rollout --model runs/quickstart/export --prompts 'runs/quickstart/data/holdout.jsonl@[0:8]' --out s.jsonl",
 ]
 
 

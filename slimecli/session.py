@@ -1,4 +1,4 @@
-"""Opens what a stage needs from a run directory and wires it to the loop. Commands hold a Session; the loop holds Parts.
+"""Opens what a stage needs from a run directory and wires it to the loop: commands hold a Session, the loop Parts.
 
 Everything is opened on first use, so that `slime rollout` never loads a trainer and `slime train` never an engine.
 """
