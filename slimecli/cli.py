@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 import typer
 
-from slimecli import console
+from slimecli import __version__, console
 from slimecli.errors import ExitCode, SlimeError
 
 COMMANDS: dict[str, str] = {
     "run": "slimecli.commands.run",
     "plan": "slimecli.commands.plan",
+    "init": "slimecli.commands.init",
     "download": "slimecli.commands.download",
     "convert": "slimecli.commands.convert",
     "prepare-data": "slimecli.commands.prepare_data",
@@ -21,63 +28,148 @@ COMMANDS: dict[str, str] = {
     "train": "slimecli.commands.train",
     "eval": "slimecli.commands.eval",
     "export": "slimecli.commands.export",
-    "reward": "slimecli.commands.reward",
-    "models": "slimecli.commands.models",
-    "recipes": "slimecli.commands.recipes",
-    "init": "slimecli.commands.init",
-    "runs": "slimecli.commands.runs",
     "watch": "slimecli.commands.watch",
     "report": "slimecli.commands.report",
+    "runs": "slimecli.commands.runs",
+    "recipes": "slimecli.commands.recipes",
+    "models": "slimecli.commands.models",
+    "reward": "slimecli.commands.reward",
     "doctor": "slimecli.commands.doctor",
     "completions": "slimecli.commands.completions",
 }
 """command -> module; the module's `cli` is the Typer shell, `EXAMPLES` its examples"""
 
+PANELS: dict[str, tuple[str, ...]] = {
+    "The whole way": ("run", "plan", "init"),
+    "One stage alone": ("download", "convert", "prepare-data", "serve", "rollout", "train", "eval", "export"),
+    "Look at runs": ("watch", "report", "runs"),
+    "Look things up": ("recipes", "models", "reward", "doctor", "completions"),
+}
+"""groups of the help screen"""
 
-def build_app() -> typer.Typer:
-    """The Typer app with every command of COMMANDS."""
+
+def build_app(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The Typer app with these commands; only their modules are imported."""
     from slimecli.commands._options import epilog
 
+    panel_of = {name: panel for panel, members in PANELS.items() for name in members}
     app = typer.Typer(
         name="slime",
-        help="RL post-training of language models: every stage a command, `slime run` the whole loop.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
-    for name, module_name in COMMANDS.items():
-        module = importlib.import_module(module_name)
-        app.command(name, epilog=epilog(module.EXAMPLES))(module.cli)
+    for name in names:
+        module = importlib.import_module(COMMANDS[name])
+        app.command(name, epilog=epilog(module.EXAMPLES), rich_help_panel=panel_of[name])(module.cli)
     return app
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.emit_line(f"slime {__version__}")
+        raise typer.Exit
+
+
 def _global_options(
-    debug: bool = typer.Option(False, "--debug", help="show tracebacks of expected errors too"),
+    debug: bool = typer.Option(False, "--debug", help="show the traceback of an error; may stand anywhere"),
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_show_version, help="print the version"),
 ) -> None:
     """RL post-training of language models: every stage a command, `slime run` the whole loop."""
 
 
 def main() -> None:
     """Entry point of the `slime` command."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
     sys.exit(run(sys.argv[1:]))
 
 
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def run(argv: list[str]) -> int:
-    """Run one command line and return its exit code."""
-    debug = "--debug" in argv[:1]
+    """Run one command line and return its exit code. The error boundary: nothing is printed as an error elsewhere."""
+    debug = "--debug" in argv
+    argv = [a for a in argv if a != "--debug"]
     try:
-        result = build_app()(argv, standalone_mode=False)
-        return int(result) if isinstance(result, int) else ExitCode.OK
-    except SlimeError as error:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
-            raise
+            traceback.print_exc()
+        return _explain(error, argv)
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    """Call the command. Without one, show the help; that is nothing done, so not OK."""
+    app = build_app(argv[:1]) if argv and argv[0] in COMMANDS else build_app()
+    try:
+        result = app(argv or ["--help"], prog_name="slime", standalone_mode=False)
+    except SystemExit as stop:
+        # Typer turns a broken pipe into an exit of its own; the reader's going away is not the work's failure
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
+    if result == ExitCode.INTERRUPTED:  # what Typer makes of a KeyboardInterrupt
+        raise KeyboardInterrupt
+    code = int(result) if isinstance(result, int) else ExitCode.OK
+    return code if argv else ExitCode.USAGE
+
+
+def _explain(error: BaseException, argv: list[str]) -> int:
+    """Say what went wrong and return the exit code."""
+    if isinstance(error, SlimeError):
         console.fail(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
+    if isinstance(error, typer.TyperException):
+        command = argv[0] if argv and argv[0] in COMMANDS else ""
+        console.fail(f"{_message(error)}\n  fix: see `slime {command}{' ' if command else ''}--help`")
+        return ExitCode.USAGE
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
         console.fail("interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
+    if isinstance(error, BrokenPipeError):
+        # the interpreter flushes stdout once more at its end, into the closed pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    where = _keep_traceback(error, argv)
+    console.fail(
+        f"{type(error).__name__}: {error}\n  this is a bug in slime; the traceback is in {where}\n"
+        f"  fix: report it with that file; --debug shows it here"
+    )
+    return ExitCode.FAILED
+
+
+def _message(error: Any) -> str:
+    """Typer's sentence about a wrong command line, with the nearest option name where it knows some."""
+    from slimecli.errors import nearest
+
+    known = getattr(error, "possibilities", None)
+    if known:
+        return f"no option {error.option_name}{nearest(error.option_name, list(known))}"
+    text = str(error.format_message()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _keep_traceback(error: BaseException, argv: list[str]) -> str:
+    """Store the traceback of a bug: in the run's error.json where the command line names a run, else in a new file."""
+    import tempfile
+    from pathlib import Path
+
+    from slimecli import files, rundir
+
+    text = "".join(traceback.format_exception(error))
+    flags = {"--run", "-r"}
+    names = [b for a, b in zip(argv, argv[1:], strict=False) if a in flags]
+    names += [a.partition("=")[2] for a in argv if a.startswith("--run=")]
+    root = rundir.run_path(names[-1]) if names else None
+    if root is not None and (root / "run.json").is_file():
+        path = rundir.RunDir(root).error_path
+        files.write_json(path, {"what": f"{type(error).__name__}: {error}", "argv": argv, "traceback": text})
+        return str(path)
+    with tempfile.NamedTemporaryFile("w", prefix="slime-error-", suffix=".txt", delete=False) as handle:
+        handle.write(f"slime {__version__} {argv}\n\n{text}")
+    return str(Path(handle.name))

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slimecli import console
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -89,17 +91,22 @@ class Progress:
     """Progress of one run. Everything goes to stderr, so that stdout stays data.
 
     Args:
-        stages: names shown from the start as waiting, in order; further ones may appear later.
+        run: the run; its name and the recipe's title stand above everything.
+        recipe: the recipe in force.
+        stages: names shown from the start as waiting, in order; further ones appear when they begin.
         live: draw in place; None: when stderr is a terminal.
     """
 
-    def __init__(self, stages: Sequence[str] = (), *, live: bool | None = None) -> None:
+    def __init__(self, run: RunDir, recipe: Recipe, stages: Sequence[str] = (), *, live: bool | None = None) -> None:
+        self._title = f"run {run.root}" + (f": {recipe.title}" if recipe.title else "")
         self._stages: dict[str, StageLine] = {name: StageLine() for name in stages}
         self._rows: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=ROWS_SHOWN)
         self._clock = StepClock()
         self._is_live = console.is_interactive() if live is None else live
         self._live: Live | None = None
         self._closed = False
+        if not self._is_live:
+            console.say(self._title)
 
     def __enter__(self) -> Progress:
         return self
@@ -123,15 +130,16 @@ class Progress:
         else:
             console.say(stage_text(name, line, now))
 
-    def step(self, step: int, total: int, metrics: Metrics, perf: Metrics) -> None:
-        """Step `step` of `total` is done; `metrics` and `perf` are its records."""
+    def step(self, step: int, total: int, metrics: Metrics, perf: Metrics, *, stage: str = "") -> None:
+        """Step `step` of `total` of a stage is done; `metrics` and `perf` are its records."""
         record = {**metrics, **perf}
         self._rows.append((step, total, record))
         self._clock.add(float(record.get("seconds/step", math.nan)))
         if self._is_live:
             self._draw()
         else:
-            console.say(step_text(step, total, record, self._clock.remaining(total - step)))
+            text = step_text(step, total, record, self._clock.remaining(total - step))
+            console.say(f"{stage} {text}" if stage else text)
 
     def message(self, text: str) -> None:
         """A line that stays above the live display."""
@@ -171,7 +179,8 @@ class Progress:
 
         now = time.monotonic()
         width = max((len(n) for n in self._stages), default=0)
-        parts: list[Any] = [
+        parts: list[Any] = [Text(self._title, style="bold", no_wrap=True)]
+        parts += [
             Text(stage_text(f"{name:<{width}}", line, now), style=_STYLES.get(line.status, ""), no_wrap=True)
             for name, line in self._stages.items()
         ]

@@ -1,5 +1,6 @@
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -8,21 +9,23 @@ from slimecli import console
 from slimecli.observe.display import ROWS_SHOWN, Progress, StepClock, duration, step_text
 
 METRICS = {"rollout/reward": 0.5, "rollout/accuracy": 0.25, "train/kl": 1e-3, "train/entropy": 0.7}
+RUN, RECIPE = RunDir(Path("runs/demo")), validate_recipe({"title": "a title"})
 PERF = {"seconds/step": 2.0, "tokens_per_s": 1234.0}
 
 
 def test_plain_output_is_one_line_per_step_on_stderr(capsys):
-    with Progress(["data", "loop"], live=False) as progress:
+    with _progress(["data", "loop"], live=False) as progress:
         progress.stage("loop", "running", "not done yet")
-        progress.step(1, 4, METRICS, PERF)
+        progress.step(1, 4, METRICS, PERF, stage="loop")
         progress.message("engine 0 is ready")
         progress.stage("loop", "done", "2.0 s")
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines.pop(0) == "run runs/demo: a title"
     assert "\x1b" not in err
-    assert lines[1].startswith("step 1/4  reward 0.500  accuracy 25.0%")
+    assert lines[1].startswith("loop step 1/4  reward 0.500  accuracy 25.0%")
     assert "tokens/s 1,234" in lines[1]
     assert lines[1].endswith("eta 6.0 s")
     assert lines[3].endswith("loop  done  2.0 s")
@@ -43,7 +46,7 @@ def test_live_display_keeps_the_last_rows_and_stage_list(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(console, "_console", Console(file=screen, force_terminal=True, width=120, height=40))
     monkeypatch.setattr(sys, "stderr", screen)
-    progress = Progress(["data", "loop"], live=True)
+    progress = _progress(["data", "loop"], live=True)
     progress.stage("data", "done", "0.1 s")
     progress.stage("loop", "running")
     for step in range(1, 31):
@@ -67,7 +70,7 @@ def test_columns_without_a_value_are_left_out():
 
 
 def test_a_new_stage_starts_a_new_table_and_clock():
-    progress = Progress(live=False)
+    progress = _progress(live=False)
     progress.stage("sft", "running")
     progress.step(1, 2, {"train/loss": 2.0}, {"seconds/step": 50.0})
     progress.stage("sft", "done")
@@ -75,6 +78,10 @@ def test_a_new_stage_starts_a_new_table_and_clock():
     assert "step 1" not in _render(progress)
     progress.step(1, 3, METRICS, PERF)
     assert "about 4.0 s left" in _render(progress)
+
+
+def _progress(stages=(), live=None):
+    return Progress(RUN, RECIPE, stages, live=live)
 
 
 def _render(progress):
