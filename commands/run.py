@@ -14,6 +14,7 @@ from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, Set
 if TYPE_CHECKING:
     from slimecli.cluster import Cluster
     from slimecli.observe.display import Progress
+    from slimecli.observe.trackers import Tracker
     from slimecli.recipe import Recipe
     from slimecli.rundir import RunDir
 
@@ -21,6 +22,10 @@ EXAMPLES = [
     "slime run --recipe quickstart --run quickstart",
     "slime run --resume --run quickstart --set steps=60",
 ]
+
+
+SFT_LINES = 40
+"""lines of progress for a whole SFT stage: its steps are short and many"""
 
 
 class StopFlag:
@@ -65,6 +70,7 @@ def run_pipeline(
     Returns: {"run", "stages": {name: "done" | "skipped"}, ...}.
     """
     from slimecli.errors import UsageError, nearest
+    from slimecli.observe.trackers import open_trackers
     from slimecli.pipeline import PIPELINE
 
     if until and until not in PIPELINE:
@@ -75,7 +81,10 @@ def run_pipeline(
         run.new_attempt()
         run.error_path.unlink(missing_ok=True)
         cluster = _open_cluster(run, recipe, until, clusters)
-        works = _works(run, recipe, cluster, progress, stop)
+        trackers = open_trackers(recipe, run)
+        for tracker in trackers:
+            clusters.callback(tracker.close)
+        works = _works(run, recipe, cluster, progress, trackers, stop)
         for stage in PIPELINE.values():
             if stage.wanted(recipe):
                 done[stage.name] = _ensure(stage, run, recipe, works[stage.name], progress, force)
@@ -100,19 +109,25 @@ def _open_cluster(run: RunDir, recipe: Recipe, until: str, stack: contextlib.Exi
 
 
 def _works(
-    run: RunDir, recipe: Recipe, cluster: Cluster | None, progress: Progress, stop: StopFlag
+    run: RunDir, recipe: Recipe, cluster: Cluster | None, progress: Progress, trackers: list[Tracker], stop: StopFlag
 ) -> dict[str, Callable[[], dict[str, Any]]]:
     from slimecli.commands import _stages
 
-    def listener(total: int, prefix: str) -> Callable[[int, dict[str, Any], dict[str, float]], None]:
-        return lambda step, metrics, perf: progress.step(step, total, metrics, perf, stage=prefix)
+    def show_sft(step: int, metrics: dict[str, Any], perf: dict[str, float]) -> None:
+        if step % max(1, recipe.sft.steps // SFT_LINES) == 0:
+            progress.step(step, recipe.sft.steps, metrics, perf)
+
+    def show_loop(step: int, metrics: dict[str, Any], perf: dict[str, float]) -> None:
+        progress.step(step, recipe.steps, metrics, perf)
+        for tracker in trackers:
+            tracker.log(step, metrics | perf)
 
     common = {"cluster": cluster, "stop_requested": stop}
     return {
         "data": lambda: _stages.do_data(run, recipe),
         "model": lambda: _stages.do_model(run, recipe),
-        "sft": lambda: _stages.do_sft(run, recipe, on_step=listener(recipe.sft.steps, "sft"), **common),
-        "loop": lambda: _stages.do_loop(run, recipe, on_step=listener(recipe.steps, "loop"), **common),
+        "sft": lambda: _stages.do_sft(run, recipe, on_step=show_sft, **common),
+        "loop": lambda: _stages.do_loop(run, recipe, on_step=show_loop, **common),
         "export": lambda: _stages.do_export(run, recipe),
     }
 
@@ -182,11 +197,13 @@ def cli(
     from slimecli.files import write_json
     from slimecli.observe.display import Progress
     from slimecli.observe.summary import show_summary
+    from slimecli.pipeline import PIPELINE
 
     overrides = tuple(set_ or ())
     name = run or Path(recipe).stem or "run"
     target, resolved = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
-    with contextlib.closing(Progress(target, resolved)) as progress:
+    stages = [s.name for s in PIPELINE.values() if s.wanted(resolved)]
+    with Progress(stages) as progress:
         try:
             result = run_pipeline(target, resolved, progress, until=until)
         except (SlimeError, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""THE loop: collect -> learn -> publish -> measure, once per step. These are the only implementations of the four verbs.
+"""THE loop: collect -> learn -> publish -> measure, once per step. The four verbs are implemented here alone.
 
 Step k collects answers with the weights of step k-1, learns from them, and publishes the weights of step k. SFT is the
 same loop over demonstrations, without an engine to publish to. Where things run is the business of the parts.
@@ -91,7 +91,7 @@ def learn(parts: Parts, step: int, groups: list[Group]) -> dict[str, Any]:
         minis = split_steps(batch, recipe.trainer.steps_per_rollout)
         stats = [trainer.step(weigh(mini, recipe.algo.aggregation, length)) for mini in minis]
         parts.clock.tokens(sum(mini.num_tokens for mini in minis))
-    return train_metrics(stats)
+    return train_metrics(stats) | (first_step_check(stats[0]) if step == 1 else {})
 
 
 def publish(parts: Parts, version: int) -> dict[str, Any]:
@@ -133,3 +133,8 @@ def train_metrics(stats: list[StepStats]) -> dict[str, Any]:
         "train/lr": last.lr,
         "train/tokens": sum(s.tokens for s in stats),
     }
+
+
+def first_step_check(first: StepStats) -> dict[str, float]:
+    """Before anything is learnt, policy, old policy and reference are the same weights: both KLs must vanish."""
+    return {"train/first_step_kl": max(abs(first.metrics.get(k, 0.0)) for k in ("kl", "ppo_kl"))}
