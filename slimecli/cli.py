@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -163,7 +164,7 @@ def _keep_traceback(error: BaseException, argv: list[str]) -> str:
 
     text = "".join(traceback.format_exception(error))
     flags = {"--run", "-r"}
-    names = [b for a, b in zip(argv, argv[1:], strict=False) if a in flags]
+    names = [b for a, b in itertools.pairwise(argv) if a in flags]
     names += [a.partition("=")[2] for a in argv if a.startswith("--run=")]
     root = rundir.run_path(names[-1]) if names else None
     if root is not None and (root / "run.json").is_file():

@@ -7,6 +7,8 @@ from rich.console import Console
 
 from slimecli import console
 from slimecli.observe.display import ROWS_SHOWN, Progress, StepClock, duration, step_text
+from slimecli.recipe import validate_recipe
+from slimecli.rundir import RunDir
 
 METRICS = {"rollout/reward": 0.5, "rollout/accuracy": 0.25, "train/kl": 1e-3, "train/entropy": 0.7}
 RUN, RECIPE = RunDir(Path("runs/demo")), validate_recipe({"title": "a title"})
