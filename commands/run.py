@@ -115,10 +115,10 @@ def _works(
 
     def show_sft(step: int, metrics: dict[str, Any], perf: dict[str, float]) -> None:
         if step % max(1, recipe.sft.steps // SFT_LINES) == 0:
-            progress.step(step, recipe.sft.steps, metrics, perf)
+            progress.step(step, recipe.sft.steps, metrics, perf, stage="sft")
 
     def show_loop(step: int, metrics: dict[str, Any], perf: dict[str, float]) -> None:
-        progress.step(step, recipe.steps, metrics, perf)
+        progress.step(step, recipe.steps, metrics, perf, stage="loop")
         for tracker in trackers:
             tracker.log(step, metrics | perf)
 
@@ -203,7 +203,7 @@ def cli(
     name = run or Path(recipe).stem or "run"
     target, resolved = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
     stages = [s.name for s in PIPELINE.values() if s.wanted(resolved)]
-    with Progress(stages) as progress:
+    with Progress(target, resolved, stages) as progress:
         try:
             result = run_pipeline(target, resolved, progress, until=until)
         except (SlimeError, KeyboardInterrupt) as error:

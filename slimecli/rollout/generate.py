@@ -84,14 +84,24 @@ class Generator:
     async def _score(self, group: Group) -> None:
         todo = [s for s in group if s.reward is None and s.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)]
         if self.group_reward and todo:
-            scores = await self._ask_reward(todo, todo)
-            for sample, score in zip(todo, scores or [], strict=False):
-                sample.reward = score
+            await self._score_together(todo)
             return
         scores = await asyncio.gather(*(self._ask_reward(s, [s]) for s in todo))
         for sample, score in zip(todo, scores, strict=True):
             if score is not None:
                 sample.reward = score
+
+    async def _score_together(self, todo: list[Sample]) -> None:
+        scores = await self._ask_reward(todo, todo)
+        if scores is None:
+            return
+        if len(scores) != len(todo):
+            error = SlimeError(f"the group reward gave {len(scores)} scores for {len(todo)} samples")
+            for sample in todo:
+                self._mark_failed(sample, "reward", error)
+            return
+        for sample, score in zip(todo, scores, strict=True):
+            sample.reward = score
 
     async def _ask_reward(self, subject: Any, owners: list[Sample]) -> Any:
         try:

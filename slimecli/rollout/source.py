@@ -72,11 +72,11 @@ class PromptSource:
             self._epoch += 1
             self._offset = 0
             self._order = self._epoch_order(self._epoch)
-        row = self._rows[self._order[self._offset]].to_dict()
+        row = self._rows[self._order[self._offset]]
         self._offset += 1
         group = []
         for _ in range(self._n_samples):
-            sample = Sample.from_dict(row)
+            sample = Sample.from_dict(row.to_dict())
             sample.group_index, sample.index = self._next_group, self._next_sample
             self._next_sample += 1
             group.append(sample)
