@@ -1,0 +1,82 @@
+import pytest
+
+from slimecli import files
+from slimecli.errors import MissingStageError, SlimeError
+from slimecli.recipe import load_recipe
+from slimecli.rundir import create_run
+from slimecli.stage import Stage, ensure, require, why_new
+
+
+@pytest.fixture
+def run(runs_root):
+    return create_run("r", load_recipe(""))
+
+
+def make_stage(name="a", needs=()):
+    return Stage(
+        name=name,
+        needs=needs,
+        inputs=lambda recipe: recipe.seed,
+        outputs=lambda run, recipe: [run.root / f"out_{name}"],
+        command=lambda run: f"slime {name}",
+    )
+
+
+def do(stage, run, recipe, told=None):
+    def work():
+        with files.committed_folder(run.root / f"out_{stage.name}") as folder:
+            (folder / "x").write_text("1")
+        return {"n": 1}
+
+    return ensure(stage, run, recipe, work, lambda *line: told.append(line) if told is not None else None)
+
+
+def test_done_once_then_skipped_with_the_reason(run):
+    told = []
+    recipe = load_recipe("")
+    assert do(make_stage(), run, recipe, told) is True
+    assert do(make_stage(), run, recipe, told) is False
+    assert told[0] == ("a", "running", "not done yet")
+    assert told[-1] == ("a", "skipped", "nothing changed")
+
+
+def test_new_inputs_make_it_new(run):
+    do(make_stage(), run, load_recipe(""))
+    assert why_new(make_stage(), run, load_recipe("", ("seed=1",))) == "its inputs have changed"
+    assert why_new(make_stage(), run, load_recipe("", ("steps=7",))) == ""
+
+
+def test_lost_or_damaged_output_makes_it_new(run):
+    recipe = load_recipe("")
+    do(make_stage(), run, recipe)
+    (run.root / "out_a" / "x").write_text("12")
+    assert "is gone" in why_new(make_stage(), run, recipe)
+
+
+def test_a_new_upstream_makes_it_new(run):
+    up, down, recipe = make_stage("a"), make_stage("b", ("a",)), load_recipe("")
+    do(up, run, recipe)
+    do(down, run, recipe)
+    changed = load_recipe("", ("seed=5",))
+    do(up, run, changed)
+    assert why_new(Stage(**{**down.__dict__, "inputs": lambda r: 0}), run, changed) == "its inputs have changed"
+
+
+def test_failure_is_recorded_and_done_again(run):
+    recipe = load_recipe("")
+    with pytest.raises(SlimeError, match="boom"):
+        ensure(make_stage(), run, recipe, lambda: (_ for _ in ()).throw(SlimeError("boom")), lambda *line: None)
+    assert files.read_json(run.stage_path("a"))["status"] == "failed"
+    assert why_new(make_stage(), run, recipe) == "was failed"
+
+
+def test_a_stage_that_leaves_nothing_is_an_error(run):
+    with pytest.raises(SlimeError, match="without its output"):
+        ensure(make_stage(), run, load_recipe(""), lambda: {}, lambda *line: None)
+    assert files.read_json(run.stage_path("a"))["status"] == "failed"
+
+
+def test_missing_upstream_names_the_command(run):
+    stages = {"a": make_stage("a"), "b": make_stage("b", ("a",))}
+    with pytest.raises(MissingStageError, match="slime a"):
+        require(stages, "b", run, load_recipe(""))
