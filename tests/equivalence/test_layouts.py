@@ -1,0 +1,65 @@
+"""Settings that say how, not what: the result must not depend on them."""
+
+import pytest
+import torch
+
+from tests.forked import succeed
+from tests.tiny_run import assert_same_run, metrics, sets, weights
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("reference"))
+
+
+def run(folder, *extra):
+    succeed("run", "--recipe", "quickstart", "--run", "r", *sets(f"steps={STEPS}", *extra), folder=folder)
+    return folder / "runs" / "r"
+
+
+@pytest.mark.parametrize("kind", ["disk", "shared_memory"])
+def test_sync_kinds_give_the_same_run(reference, tmp_path, kind):
+    assert_same_run(reference, run(tmp_path, f"sync.kind='{kind}'"), STEPS)
+
+
+def test_engine_slots_do_not_change_answers(reference, tmp_path):
+    assert_same_run(reference, run(tmp_path, "engine.slots=3"), STEPS)
+
+
+@pytest.mark.ray
+def test_ray_with_two_engines_equals_one_process(reference, tmp_path):
+    other = run(tmp_path, "cluster.backend='ray'", "engine.replicas=2")
+    assert_same_run(reference, other, STEPS)
+
+
+def assert_close_run(a, b):
+    """Equal up to the order of float32 additions: one optimizer step turns 1e-7 of gradient noise into far less than
+    lr = 4e-4 of weight, except where Adam's second moment is as small as the noise."""
+    left, right = (weights(r / f"weights/v{STEPS:06d}") for r in (a, b))
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for one, two in zip(metrics(a), metrics(b), strict=True):
+        assert one["train/loss"] == pytest.approx(two["train/loss"], abs=1e-5)
+        assert one["train/grad_norm"] == pytest.approx(two["train/grad_norm"], rel=1e-3)
+        assert one["train/tokens"] == two["train/tokens"]
+
+
+SMOOTH = ("trainer.adam_eps=1e-3", "sft.steps=2")
+"""a large epsilon keeps Adam from dividing noise by noise"""
+
+
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("smooth"), *SMOOTH)
+
+
+@pytest.mark.parametrize("tokens", [40, 100])
+def test_micro_batches_do_not_matter(smooth, tmp_path, tokens):
+    assert_close_run(smooth, run(tmp_path, *SMOOTH, f"trainer.max_tokens_per_micro_batch={tokens}"))
+
+
+@pytest.mark.ray
+def test_two_trainer_processes_equal_one(smooth, tmp_path):
+    assert_close_run(smooth, run(tmp_path, *SMOOTH, "cluster.backend='ray'", "trainer.processes=2"))

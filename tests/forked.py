@@ -1,0 +1,72 @@
+"""Run `slime` command lines in forked children: torch is imported once, a case costs a fraction of a second.
+
+A child can be killed with SIGKILL at its n-th fsync: every durable write of slime passes there, so the kill points are
+exactly the places where a crash could leave something half done.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    """exit code; -9 when killed"""
+    out: str
+    err: str
+    fsyncs: int
+    """durable writes made"""
+
+
+def _child(argv: list[str], folder: str, kill_at: int, out: str, err: str, count: str) -> None:
+    os.chdir(folder)
+    os.environ["SLIME_RUNS"] = str(Path(folder) / "runs")
+    sys.stdout = Path(out).open("w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = Path(err).open("w")  # noqa: SIM115
+    real, made = os.fsync, [0]
+
+    def fsync(fd: int) -> None:
+        made[0] += 1
+        if made[0] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(fd)
+
+    os.fsync = fsync
+    from slimecli.cli import run
+
+    code = run(argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    Path(count).write_text(str(made[0]))
+    os._exit(code)
+
+
+def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240) -> Outcome:
+    """Run one command line in a forked child with `folder` as working directory."""
+    import torch  # noqa: F401 - once, in the parent
+
+    out, err, count = folder / ".stdout", folder / ".stderr", folder / ".count"
+    count.unlink(missing_ok=True)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_child, args=(list(argv), str(folder), kill_at, str(out), str(err), str(count)))
+    child.start()
+    child.join(timeout_s)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        raise AssertionError(f"slime {' '.join(argv)} did not end within {timeout_s} s:\n{err.read_text()[-4000:]}")
+    fsyncs = int(count.read_text()) if count.exists() else 0
+    return Outcome(child.exitcode or 0, out.read_text(), err.read_text(), fsyncs)
+
+
+def succeed(*argv: str, folder: Path, **kwargs: object) -> Outcome:
+    """`slime`, which must exit 0."""
+    outcome = slime(*argv, folder=folder, **kwargs)  # type: ignore[arg-type]
+    assert outcome.code == 0, f"slime {' '.join(argv)} -> {outcome.code}\n{outcome.err[-6000:]}"
+    return outcome

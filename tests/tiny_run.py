@@ -1,0 +1,63 @@
+"""The quickstart recipe shrunk to seconds, and what two equal runs must share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from slimecli import files
+
+TINY = (
+    "data.count=300",
+    "data.holdout=16",
+    "sft.steps=6",
+    "sft.batch_size=16",
+    "sft.warmup_steps=1",
+    "rollout.batch_size=4",
+    "rollout.n_samples_per_prompt=4",
+    "rollout.max_response_tokens=8",
+    "trainer.global_batch_size=16",
+    "trainer.warmup_steps=1",
+    "engine.slots=16",
+    "eval.interval=0",
+    "checkpoint.interval=1",
+    "checkpoint.keep=10",
+    "cluster.backend='local'",
+)
+
+
+def sets(*extra: str) -> list[str]:
+    """--set arguments: TINY, then the extra ones."""
+    return [word for item in (*TINY, *extra) for word in ("--set", item)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of an HF folder."""
+    return {k: v for path in sorted(folder.glob("*.safetensors")) for k, v in load_file(path).items()}
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    """Bit for bit."""
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys() and left
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not different, f"{a} and {b} differ in {different}"
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    """metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(a: Path, b: Path, steps: int) -> None:
+    """Samples, metrics, weights and checkpoints of two runs are byte-identical."""
+    for step in range(1, steps + 1):
+        name = f"rollouts/step_{step:06d}.jsonl.zst"
+        assert (a / name).read_bytes() == (b / name).read_bytes(), f"samples of step {step} differ"
+    assert metrics(a) == metrics(b)
+    assert_same_weights(a / f"weights/v{steps:06d}", b / f"weights/v{steps:06d}")
+    left, right = (r / f"checkpoints/step_{steps:06d}" for r in (a, b))
+    assert files.sha256(left) == files.sha256(right), "checkpoints differ"
