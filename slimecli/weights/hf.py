@@ -1,0 +1,342 @@
+"""HF folders: safetensors read tensor by tensor and written as a stream, so that memory follows the largest tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slimecli import files
+from slimecli.errors import DataError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""safetensors dtype name -> torch dtype"""
+DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+)
+"""files that belong to a model besides its weights; nothing else is copied, so no pickle ever is"""
+INDEX = "model.safetensors.index.json"
+MAX_HEADER = 100_000_000
+"""largest safetensors header (bytes), as the format's own reader has it"""
+HELD_BYTES = 64 << 20
+"""a shard up to this size is held until its header is known; a larger one gets room for a header in advance"""
+HEADER_ROOM = 1 << 20
+"""header room of a large shard (bytes); a shard is closed early rather than overflow it"""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    file: Path
+    offset: int
+    """absolute byte offset in the file"""
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class HfFolder:
+    """A folder of safetensors with everything checked that headers can tell. Opening it reads headers only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise DataError(f"{path} is not a folder", "name a folder with config.json and *.safetensors")
+        index = self.path / INDEX
+        self._index: dict[str, str] | None = files.read_json(index)["weight_map"] if index.is_file() else None
+        self.entries: dict[str, TensorEntry] = {}
+        for shard in self._shards():
+            for name, entry in read_header(shard).items():
+                if name in self.entries:
+                    where = f"{self.entries[name].file.name} and {shard.name}"
+                    raise DataError(f"{self.path}: tensor {name} is in both {where}", "remove the stray shard")
+                self.entries[name] = entry
+        self._check_index()
+
+    def _shards(self) -> list[Path]:
+        if self._index is not None:
+            shards = [self.path / f for f in sorted(set(self._index.values()))]
+            missing = [s.name for s in shards if not s.is_file()]
+            if missing:
+                raise DataError(f"{self.path}: missing shard(s) {', '.join(missing)}", "download the model again")
+            return shards
+        shards = sorted(self.path.glob("*.safetensors"))
+        if not shards:
+            other = [p.name for p in sorted(self.path.iterdir()) if p.suffix in (".bin", ".pt", ".pth")]
+            also = f" (only {', '.join(other[:3])}: pickled weights are not read)" if other else ""
+            raise DataError(f"{self.path} has no *.safetensors{also}", "use a model saved as safetensors")
+        return shards
+
+    def _check_index(self) -> None:
+        if self._index is None:
+            return
+        lost = sorted(n for n, f in self._index.items() if n not in self.entries or self.entries[n].file.name != f)
+        stray = sorted(set(self.entries) - set(self._index))
+        if lost or stray:
+            parts = [f"in the index but not in its shard: {_some(lost)}"] if lost else []
+            parts += [f"in a shard but not in the index: {_some(stray)}"] if stray else []
+            raise DataError(f"{self.path / INDEX}: {'; '.join(parts)}", "download the model again")
+
+    @property
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self.entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(e.nbytes for e in self.entries.values())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape."""
+        return {n: self.entries[n].shape for n in self.names}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Name -> dtype as stored."""
+        return {n: self.entries[n].dtype for n in self.names}
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        path = self.path / "config.json"
+        if not path.is_file():
+            raise DataError(f"{self.path} has no config.json", "name a complete HF model folder")
+        config: dict[str, Any] = files.read_json(path)
+        return config
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU, in its stored dtype; only its own bytes become resident."""
+        if name not in self.entries:
+            raise DataError(f"{self.path} has no tensor {name!r}", "check that the model is of the stated family")
+        entry = self.entries[name]
+        data = torch.empty(entry.nbytes, dtype=torch.uint8)
+        with entry.file.open("rb", buffering=0) as handle:
+            view = memoryview(data.numpy())
+            handle.seek(entry.offset)
+            while len(view):
+                count = handle.readinto(view)
+                if not count:
+                    raise DataError(f"{entry.file} ends inside tensor {name}", "download the model again")
+                view = view[count:]
+        return data.view(entry.dtype).view(entry.shape)
+
+    def iterate(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) in file order; one tensor alive at a time if the caller keeps none."""
+        for name, _ in sorted(self.entries.items(), key=lambda kv: (kv[1].file.name, kv[1].offset)):
+            yield name, self.read(name)
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of one safetensors file; a damaged or truncated one is a DataError."""
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        head = handle.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        if length > min(size - 8, MAX_HEADER):
+            raise DataError(f"{path} is truncated: {size} bytes do not hold its header", "download the file again")
+        raw = handle.read(length)
+    try:
+        header = json.loads(raw)
+        header.pop("__metadata__", None)
+        start = 8 + length
+        entries = {n: _entry(path, start, d) for n, d in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} has a damaged safetensors header: {error}", "download the file again") from None
+    end = max((e.offset + e.nbytes for e in entries.values()), default=start)
+    if end != size:
+        raise DataError(f"{path} has {size} bytes, its header tells of {end}", "download the file again")
+    return entries
+
+
+def _entry(path: Path, start: int, data: dict[str, Any]) -> TensorEntry:
+    begin, end = data["data_offsets"]
+    dtype, shape = DTYPES[data["dtype"]], tuple(data["shape"])
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{end - begin} bytes for shape {shape} of {dtype}")
+    return TensorEntry(path, start + begin, end - begin, dtype, shape)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in element order, without a copy for contiguous CPU tensors."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8))
+
+
+class _ShardWriter:
+    """Appends tensors to numbered safetensors files under temporary names."""
+
+    def __init__(self, out: Path, max_shard_bytes: int) -> None:
+        self.out, self.limit = out, max_shard_bytes
+        self.shards: list[list[str]] = []
+        self._header: dict[str, Any] = {}
+        self._header_bytes = 0
+        self._held: list[memoryview] = []
+        self._size = 0
+        self._handle: Any = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        entry_bytes = len(name) + 128
+        if self._header and (
+            self._size + tensor.nbytes > self.limit or self._header_bytes + entry_bytes > HEADER_ROOM - 64
+        ):
+            self.close_shard()
+        self._header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [self._size, self._size + tensor.nbytes],
+        }
+        self._header_bytes += entry_bytes
+        self._size += tensor.nbytes
+        data = tensor_bytes(tensor)
+        if self._handle is None and self._size <= HELD_BYTES:
+            # held bytes must not follow a tensor that its owner goes on changing
+            self._held.append(memoryview(bytes(data)))
+            return
+        if self._handle is None:
+            self._start(HEADER_ROOM)
+        self._handle.write(data)
+
+    def _start(self, room: int) -> None:
+        self._handle = (self.out / f"shard-{len(self.shards) + 1:05d}").open("wb")
+        self._handle.seek(room)
+        for data in self._held:
+            self._handle.write(data)
+        self._held = []
+
+    def close_shard(self) -> None:
+        """Write the header and start anew."""
+        text = json.dumps({"__metadata__": {"format": "pt"}, **self._header}, separators=(",", ":")).encode()
+        room = HEADER_ROOM if self._handle else 8 + -(-len(text) // 8) * 8
+        if self._handle is None:
+            self._start(room)
+        self._handle.seek(0)
+        self._handle.write(struct.pack("<Q", room - 8) + text.ljust(room - 8))
+        self._handle.flush()
+        self._handle.close()
+        self.shards.append(list(self._header))
+        self._header, self._header_bytes, self._size, self._handle = {}, 0, 0, None
+
+    def finish(self, total: int) -> dict[str, str]:
+        """Close, give final names, write the index if there is more than one shard; returns name -> file."""
+        if self._header or not self.shards:
+            self.close_shard()
+        count = len(self.shards)
+        where = {}
+        for number, names in enumerate(self.shards, 1):
+            final = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+            (self.out / f"shard-{number:05d}").replace(self.out / final)
+            where.update(dict.fromkeys(names, final))
+        if count > 1:
+            files.write_json(self.out / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+        return where
+
+    def abandon(self) -> None:
+        """Close the open file after a failure."""
+        if self._handle is not None:
+            self._handle.close()
+
+
+def save_hf_folder(
+    pairs: Iterable[tuple[str, torch.Tensor]],
+    out: Path,
+    *,
+    like: Path,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> dict[str, Any]:
+    """Write weights as they come, and copy what else belongs to the model from `like`.
+
+    Args:
+        pairs: (name, tensor) in the order they shall lie in the files; equal input gives equal bytes.
+        out: existing or new folder; the caller commits it.
+        like: HF folder with config and tokenizer.
+        dtype: floating tensors are cast to it; None keeps each as it is.
+        max_shard_bytes: largest shard (bytes), unless one tensor alone is larger.
+
+    Returns {"tensors", "bytes", "shards", "dtype", "fingerprint"}.
+    """
+    from slimecli.weights.fingerprint import Fingerprint
+
+    out.mkdir(parents=True, exist_ok=True)
+    mark, total, count, kinds = Fingerprint(), 0, 0, set()
+    writer = _ShardWriter(out, max_shard_bytes)
+    try:
+        for name, tensor in pairs:
+            tensor = tensor.detach()
+            if dtype is not None and tensor.is_floating_point():
+                tensor = tensor.to(dtype)
+            mark.update(name, tensor)
+            writer.add(name, tensor)
+            total, count = total + tensor.nbytes, count + 1
+            kinds.add(str(tensor.dtype).removeprefix("torch."))
+        where = writer.finish(total)
+    finally:
+        writer.abandon()
+    kind = str(dtype).removeprefix("torch.") if dtype else (kinds.pop() if len(kinds) == 1 else None)
+    copy_companions(like, out, dtype=kind)
+    return {
+        "tensors": count,
+        "bytes": total,
+        "shards": len(set(where.values())),
+        "dtype": kind,
+        "fingerprint": mark.hexdigest(),
+    }
+
+
+def copy_companions(like: Path, out: Path, dtype: str | None = None) -> list[str]:
+    """Copy config, tokenizer and templates; `dtype` is noted in config.json. Returns the names copied."""
+    copied = []
+    for name in COMPANIONS:
+        source = like / name
+        if not source.is_file():
+            continue
+        copied.append(name)
+        if name == "config.json" and dtype:
+            config = files.read_json(source)
+            config.pop("dtype", None)
+            files.write_json(out / name, {**config, "torch_dtype": dtype})
+        elif source.resolve() != (out / name).resolve():
+            shutil.copyfile(source, out / name)
+    templates = like / "additional_chat_templates"
+    if templates.is_dir():
+        shutil.copytree(templates, out / templates.name, dirs_exist_ok=True)
+    return copied
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
