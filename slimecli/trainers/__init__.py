@@ -1,1 +1,33 @@
+"""Trainers: who turns a TrainBatch into new weights. All satisfy slimecli.protocols.Trainer."""
 
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from slimecli.errors import UsageError, nearest
+from slimecli.protocols import Trainer
+from slimecli.recipe import Recipe
+
+TRAINERS: dict[str, str] = {
+    "fsdp": "slimecli.trainers.fsdp:FsdpTrainer",
+}
+
+
+def open_trainer(recipe: Recipe, model_dir: Path, *, total_steps: int) -> Trainer:
+    """The recipe's trainer, holding the weights of an HF folder. Called on every rank.
+
+    Args:
+        recipe: `trainer.backend` chooses; `algo` says what is minimised.
+        model_dir: initial weights; the reference model too, where the recipe asks for one.
+        total_steps: optimizer steps of the whole stage, the length of the learning-rate schedule.
+    """
+    backend = recipe.trainer.backend
+    if backend not in TRAINERS:
+        raise UsageError(
+            f"no trainer {backend!r} is installed{nearest(backend, list(TRAINERS))}",
+            f"set trainer.backend to one of {', '.join(TRAINERS)}",
+        )
+    module, _, attribute = TRAINERS[backend].partition(":")
+    trainer: Trainer = getattr(importlib.import_module(module), attribute)(recipe, model_dir, total_steps=total_steps)
+    return trainer

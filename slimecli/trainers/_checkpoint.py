@@ -1,0 +1,149 @@
+"""Trainer state on disk: one safetensors file per rank with its shards, and one JSON index. Loads at any world size.
+
+Not torch.distributed.checkpoint, whose metadata file is a pickle: a checkpoint may come from elsewhere, and nothing
+here can run code. Tensors are cut along their first dimension only, as FSDP2 does, so a shard is a range of rows.
+
+    rank_00000.safetensors   KIND/NAME -> local rows; KIND in weight, exp_avg, exp_avg_sq; rng/cpu, rng/cuda
+    state.json               {"format", "step", "world_size",
+                              "tensors": {KIND/NAME: {"shape", "dtype", "rows": [[file, start, stop]]}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimecli import files
+from slimecli.errors import DataError
+
+FORMAT = "slime-trainer-1"
+
+
+def save_state(folder: Path, tensors: Mapping[str, Tensor], step: int, rank: int, world: int) -> None:
+    """Write this rank's rows; rank 0 writes the index. Collective.
+
+    Args:
+        tensors: KIND/NAME -> tensor, plain (whole on every rank) or sharded.
+        step: optimizer steps made.
+    """
+    from safetensors.torch import save_file
+
+    local: dict[str, Tensor] = {}
+    index: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        ranges = [_rows(tensor, r, world) for r in range(world)]
+        start, stop = ranges[rank]
+        if stop > start or not tensor.ndim:
+            local[name] = _local(tensor).detach().cpu().contiguous()
+        index[name] = {
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "rows": [[_file(r), a, b] for r, (a, b) in enumerate(ranges) if b > a],
+        }
+    local["rng/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        local["rng/cuda"] = torch.cuda.get_rng_state()
+    save_file(local, folder / _file(rank))
+    if rank == 0:
+        files.write_json(folder / "state.json", {"format": FORMAT, "step": step, "world_size": world, "tensors": index})
+    if world > 1:
+        torch.distributed.barrier()
+
+
+def load_state(folder: Path, tensors: Mapping[str, Tensor], rank: int, world: int) -> int:
+    """Fill `tensors` in place from a checkpoint of any world size; returns the number of optimizer steps made."""
+    path = folder / "state.json"
+    if not path.is_file():
+        raise DataError(f"{folder} is no trainer checkpoint: it has no state.json", "resume from another checkpoint")
+    index = files.read_json(path)
+    if index.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {index.get('format')!r}, expected {FORMAT!r}", "load it with the slime that wrote it"
+        )
+    stored = index["tensors"]
+    different = sorted(set(tensors) ^ set(stored))
+    if different:
+        where = "the checkpoint lacks" if different[0] in tensors else "this model has no"
+        raise DataError(f"{folder}: {where} {different[0]} ({len(different)} such)", "resume with the run's own model")
+    with _Shards(folder) as shards:
+        for name, tensor in tensors.items():
+            if list(tensor.shape) != stored[name]["shape"]:
+                raise DataError(
+                    f"{folder}: {name} has shape {stored[name]['shape']}, the model's is {list(tensor.shape)}",
+                    "resume with the run's own model",
+                )
+            start, stop = _rows(tensor, rank, world)
+            target = _local(tensor.detach())
+            for file, a, b in stored[name]["rows"]:
+                low, high = max(a, start), min(b, stop)
+                if low < high:
+                    target[low - start : high - start].copy_(shards.rows(file, name, low - a, high - a))
+        own = _file(rank) if rank < index["world_size"] else _file(0)
+        torch.set_rng_state(shards.whole(own, "rng/cpu"))
+        if torch.cuda.is_available() and shards.has(own, "rng/cuda"):
+            torch.cuda.set_rng_state(shards.whole(own, "rng/cuda"))
+    return int(index["step"])
+
+
+class _Shards:
+    """The open files of a checkpoint; a missing or torn one is named."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Any] = {}
+
+    def __enter__(self) -> _Shards:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.clear()
+
+    def _handle(self, file: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(self._folder / file, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise DataError(
+                    f"{self._folder / file} cannot be read: {error}", "resume from another checkpoint"
+                ) from None
+        return self._open[file]
+
+    def has(self, file: str, name: str) -> bool:
+        return name in set(self._handle(file).keys())
+
+    def whole(self, file: str, name: str) -> Tensor:
+        if not self.has(file, name):
+            raise DataError(f"{self._folder / file} lacks {name}", "resume from another checkpoint")
+        tensor: Tensor = self._handle(file).get_tensor(name)
+        return tensor
+
+    def rows(self, file: str, name: str, start: int, stop: int) -> Tensor:
+        if not self.has(file, name):
+            raise DataError(f"{self._folder / file} lacks {name}", "resume from another checkpoint")
+        rows: Tensor = self._handle(file).get_slice(name)[start:stop]
+        return rows
+
+
+def _file(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The rows this rank holds."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def _rows(tensor: Tensor, rank: int, world: int) -> tuple[int, int]:
+    """[start, stop) of the rows that a rank stores: FSDP2's even chunks, or all on rank 0 for a plain tensor."""
+    rows = tensor.shape[0]
+    if not hasattr(tensor, "to_local"):
+        return (0, rows) if rank == 0 or world == 1 else (0, 0)
+    chunk = -(-rows // world)
+    return min(rank * chunk, rows), min((rank + 1) * chunk, rows)

@@ -1,0 +1,127 @@
+"""A transformers causal LM as the trainer sees it: packed tokens in, log-probs of the trained ones out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slimecli.batch import from_groups
+from slimecli.errors import DataError, SlimeError
+from slimecli.recipe import Recipe
+from slimecli.trainers import _attention
+from slimecli.trainers._log_probs import token_log_probs
+from slimecli.trainers._packing import Packing, pack
+from slimecli.types import Sample
+
+AGREEMENT = 1e-3
+"""largest difference (nats) between our packed log-probs and transformers' own, both in float32"""
+
+
+class PolicyModel(nn.Module):
+    """The model, run on a Packing. Its parameters carry the prefix `hf.` in front of their HF names."""
+
+    def __init__(self, hf: Any, chunk: int) -> None:
+        super().__init__()
+        self.hf = hf
+        self._chunk = chunk
+
+    def forward(self, packing: Packing, temperature: float) -> tuple[Tensor, Tensor]:
+        """[R] log-probs and [R] entropies of the packing's trained positions."""
+        body = getattr(self.hf, self.hf.base_model_prefix)
+        hidden = body(
+            input_ids=packing.token_ids[None],
+            position_ids=packing.position_ids[None],
+            use_cache=False,
+            packing=packing,
+        ).last_hidden_state[0]
+        head = self.hf.get_output_embeddings()
+        rows = hidden.index_select(0, packing.rows)
+        return token_log_probs(rows, head.weight, packing.targets, temperature=temperature, chunk=self._chunk)
+
+
+def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
+    """The HF folder as a float32 model on the CPU, checked: every weight is there, and packed log-probs are
+    transformers' own."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    _attention.register()
+    hf, report = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=recipe.model.trust_remote_code,
+        output_loading_info=True,
+    )
+    lacking = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
+    if lacking:
+        raise DataError(
+            f"{model_dir} lacks {len(lacking)} weight(s), e.g. {lacking[0]}", "download or export the model again"
+        )
+    for module in hf.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens)
+    _check_names(model, model_dir)
+    _check_packing(model, model_dir)
+    if recipe.trainer.activation_checkpointing:
+        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return model.train(recipe.trainer.activation_checkpointing)
+
+
+def named_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, live tensor) in the model's order; a tied tensor once, under its first name."""
+    seen: set[int] = set()
+    for name, tensor in model.hf.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def layers(model: PolicyModel) -> list[nn.Module]:
+    """The decoder layers: what is sharded and recomputed as a unit."""
+    names = set(model.hf._no_split_modules or ())
+    return [m for m in model.hf.modules() if type(m).__name__ in names]
+
+
+def _check_names(model: PolicyModel, model_dir: Path) -> None:
+    """What we publish must have the names of the files, or engines would not find it."""
+    from safetensors import safe_open
+
+    files = set()
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as handle:
+            files |= set(handle.keys())
+    foreign = sorted({name for name, _ in named_weights(model)} - files)
+    if foreign:
+        raise SlimeError(
+            f"transformers names a weight {foreign[0]!r} that {model_dir} does not have under this name",
+            "the fsdp trainer cannot publish this family; use trainer.backend = megatron",
+        )
+
+
+@torch.no_grad()
+def _check_packing(model: PolicyModel, model_dir: Path) -> None:
+    """Two short samples packed, against transformers one by one: catches a model whose layers mix samples (recurrent
+    ones), or whose logits are scaled, capped or biased after the output embedding."""
+    vocabulary = model.hf.get_output_embeddings().weight.shape[0]
+    samples = [[i % vocabulary for i in ids] for ids in ([1, 2, 3, 4], [1, 2, 5, 6, 7])]
+    model.eval()
+    truth = []
+    for ids in samples:
+        logits = model.hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+        truth.append(logits.log_softmax(1)[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1))
+    model.hf.set_attn_implementation(_attention.NAME)
+    group = [Sample(tokens=ids, response_length=len(ids) - 1) for ids in samples]
+    ours, _ = model(pack(from_groups([group], temperature=1.0)), 1.0)
+    gap = float((ours - torch.cat(truth)).abs().max())
+    if not gap < AGREEMENT:
+        raise SlimeError(
+            f"{model_dir} ({model.hf.config.model_type}): packed log-probs differ from transformers' by {gap:.2g} nats",
+            "the fsdp trainer cannot train this family; use trainer.backend = megatron",
+        )
