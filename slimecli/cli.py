@@ -49,8 +49,8 @@ PANELS: dict[str, tuple[str, ...]] = {
 """groups of the help screen"""
 
 
-def build_app(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
-    """The Typer app with these commands; only their modules are imported."""
+def build_app(names: Sequence[str] | None = None) -> typer.Typer:
+    """The Typer app with these commands, or all of them; only their modules are imported."""
     from slimecli.commands._options import epilog
 
     panel_of = {name: panel for panel, members in PANELS.items() for name in members}
@@ -61,7 +61,7 @@ def build_app(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
-    for name in names:
+    for name in COMMANDS if names is None else names:
         module = importlib.import_module(COMMANDS[name])
         app.command(name, epilog=epilog(module.EXAMPLES), rich_help_panel=panel_of[name])(module.cli)
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slimecli import env
@@ -67,7 +67,7 @@ def emit_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def table(rows: list[Mapping[str, Any]], columns: list[str], title: str = "") -> None:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str = "") -> None:
     """A table on stdout: drawn for a terminal, tab-separated with a header for a pipe."""
     if not sys.stdout.isatty():
         emit_line("\t".join(columns))

@@ -86,6 +86,11 @@ class RunDir:
         return self.root / "export"
 
     @property
+    def report_path(self) -> Path:
+        """What `slime report` writes."""
+        return self.root / "report.html"
+
+    @property
     def tensorboard_dir(self) -> Path:
         return self.root / "tensorboard"
 

@@ -1,0 +1,84 @@
+"""`slime plan`: everything that is wrong with a recipe, and what it will take, before anything starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+
+if TYPE_CHECKING:
+    from slimecli.plan import Plan
+    from slimecli.plan_numbers import Value
+
+EXAMPLES = [
+    "slime plan --recipe quickstart",
+    "slime plan --recipe quickstart --set rollout.batch_size=64 --set trainer.global_batch_size=512",
+    "slime plan --run quickstart --measure",
+]
+
+
+def plan(
+    recipe: str = "", run: str = "", model: str = "", overrides: tuple[str, ...] = (), *, measured: bool = False
+) -> Plan:
+    """The plan of a recipe, or of an existing run's recipe with changes.
+
+    Args:
+        recipe: shipped name or TOML file; empty with `run`: the run's own.
+        measured: also measure this machine and estimate the time.
+    """
+    from slimecli.errors import UsageError
+    from slimecli.plan import make_plan
+    from slimecli.recipe import apply_override, load_recipe, parse_override, validate_recipe
+    from slimecli.rundir import open_run
+
+    if run and (recipe or model):
+        raise UsageError("--run plans with the run's own recipe", "leave out --recipe and --model, or leave out --run")
+    if not run and not recipe and not model:
+        raise UsageError("which recipe?", "slime plan --recipe quickstart; `slime recipes` lists them")
+    if not run:
+        return make_plan(load_recipe(recipe, overrides, model), measured=measured)
+    target = open_run(run)
+    tree = target.recipe().model_dump(mode="json")
+    for text in overrides:
+        apply_override(tree, *parse_override(text))
+    return make_plan(validate_recipe(tree, source="--set"), run=target, measured=measured)
+
+
+def cli(
+    recipe: RecipeOpt = "",
+    run: RunOpt = "",
+    model: ModelOpt = "",
+    set_: SetOpt = None,
+    measure: Annotated[bool, typer.Option("--measure", help="measure this machine and estimate the time")] = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Say what is wrong with a recipe, all at once, and what it will take."""
+    from slimecli import console
+
+    found = plan(recipe, run, model, tuple(set_ or ()), measured=measure)
+    if json_:
+        console.emit(found.to_dict())
+    else:
+        rows = [{"what": f"{v.group}: {v.name}", "value": _shown(v), "why": v.reason} for v in found.values]
+        console.table(rows, ["what", "value", "why"])
+    for warning in found.warnings:
+        console.warn(warning)
+    if recipe:
+        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set '{x}'" for x in set_ or ()), "do it")
+
+
+def _shown(value: Value) -> str:
+    """A number as people read it."""
+    if isinstance(value.value, str):
+        return value.value
+    if value.unit == "bytes":
+        size, unit = float(value.value), "B"
+        for bigger in ("kB", "MB", "GB", "TB"):
+            if size < 1000:
+                break
+            size, unit = size / 1000, bigger
+        return f"{size:,.1f} {unit}"
+    number = f"{value.value:,.2f}" if isinstance(value.value, float) else f"{value.value:,}"
+    return f"{number} {value.unit}".strip()

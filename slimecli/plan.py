@@ -1,0 +1,119 @@
+"""recipe x model x machine -> Plan: everything that is wrong, and what it will take. Neither torch nor Ray here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slimecli import env
+from slimecli.errors import RecipeError
+from slimecli.plan_checks import all_problems, count_data, model_spec
+from slimecli.plan_machine import Machine, measure, this_machine
+from slimecli.plan_numbers import (
+    Value,
+    disk_bytes,
+    engine_bytes,
+    placement_values,
+    time_values,
+    total_of,
+    trainer_bytes,
+    work_values,
+)
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will take on this machine."""
+
+    values: list[Value]
+    """in the order in which they are shown"""
+    warnings: list[str]
+    """what will be slow or tight, though nothing is wrong"""
+
+    def value(self, group: str, name: str) -> float | int | str:
+        """One number by group and name."""
+        return next(v.value for v in self.values if (v.group, v.name) == (group, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"values": [asdict(v) for v in self.values], "warnings": self.warnings}
+
+
+def check_recipe(recipe: Recipe, run: RunDir | None = None) -> None:
+    """Raise RecipeError with every problem the recipe has, its needs on this machine included."""
+    make_plan(recipe, run=run)
+
+
+def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = False) -> Plan:
+    """The plan of a recipe.
+
+    Args:
+        run: an existing run that is to be continued; its own model and data are looked at first.
+        measured: also measure this machine's arithmetic and estimate the time (seconds, in a child process).
+
+    Raises RecipeError with every problem at once.
+    """
+    problems = all_problems(recipe, run)
+    if problems:
+        raise RecipeError(problems)
+    machine = this_machine(run.root if run is not None else env.runs_root())
+    spec = model_spec(recipe, run)
+    on_gpu = machine.gpus > 0
+    trainer, engine = trainer_bytes(recipe, spec, on_gpu), engine_bytes(recipe, spec, on_gpu)
+    disk = disk_bytes(recipe, spec)
+    needs_engine = recipe.steps > 0 and not recipe.engine.urls
+    values = [
+        *work_values(recipe, count_data(recipe)),
+        *trainer,
+        *(engine if needs_engine else []),
+        *disk,
+        *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
+    ]
+    engines = recipe.engine.replicas if needs_engine else 0
+    memory = total_of(trainer) * recipe.trainer.processes + total_of(engine) * engines
+    problems = machine_problems(machine, memory, total_of(disk), run)
+    if problems:
+        raise RecipeError(problems)
+    if measured:
+        slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
+        values += time_values(recipe, spec, measure(spec.hidden, slots))
+    return Plan(values=values, warnings=warnings(recipe, machine, engines))
+
+
+def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | None) -> list[str]:
+    """What this machine cannot hold at all. Memory is judged without a GPU only: what a GPU frees is not known here."""
+    problems = []
+    already = sum(p.stat().st_size for p in run.root.rglob("*") if p.is_file()) if run is not None else 0
+    if disk - already > machine.disk_free_bytes:
+        problems.append(
+            f"the run needs about {disk / 1e9:.1f} GB of disk, {machine.disk_free_bytes / 1e9:.1f} GB are free; lower "
+            "checkpoint.keep, or move the runs with SLIME_RUNS"
+        )
+    if not machine.gpus and memory > machine.memory_bytes:
+        problems.append(
+            f"trainer and engines need about {memory / 1e9:.1f} GB of memory, {machine.memory_bytes / 1e9:.1f} GB are "
+            "free; lower trainer.max_tokens_per_micro_batch or engine.slots, or take a smaller model"
+        )
+    return problems
+
+
+def warnings(recipe: Recipe, machine: Machine, engines: int) -> list[str]:
+    """What deserves a look."""
+    found = []
+    threads = recipe.trainer.processes * recipe.trainer.threads + engines * recipe.engine.threads
+    # trainer and engines take turns, so only the larger of the two has to fit
+    busiest = max(recipe.trainer.processes * recipe.trainer.threads, engines * recipe.engine.threads)
+    if busiest > machine.cpus and not machine.gpus:
+        found.append(f"{threads} threads on {machine.cpus} processors: they will wait for each other")
+    if recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0 or recipe.rollout.min_p > 0:
+        found.append("rollout.top_p, top_k or min_p cut the distribution: the trainer's policy ratio is biased")
+    if recipe.trainer.max_tokens_per_micro_batch < recipe.max_context:
+        found.append(
+            f"trainer.max_tokens_per_micro_batch {recipe.trainer.max_tokens_per_micro_batch} is below one full sample "
+            f"({recipe.max_context} tokens): a long sample makes a micro-batch of its own, over the budget"
+        )
+    if recipe.gates.action == "warn":
+        found.append("gates.action = 'warn': a broken gate will not stop the run")
+    return found

@@ -1,0 +1,271 @@
+"""What can be wrong with a recipe beyond the type of a value. Each check yields its problems; none stops the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slimecli import files
+from slimecli.data_tools.formats import split_slice
+from slimecli.errors import SlimeError, nearest
+from slimecli.model_specs import ModelSpec, from_config, get_spec
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+from slimecli.static import hook_problem, registry_names
+
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCount:
+    """Rows that a recipe's data gives."""
+
+    train: int | None
+    """training prompts; None: not known before they are made"""
+    sft: int | None
+    """demonstrations; None: not known, or no SFT stage"""
+
+
+def count_rows(text: str) -> int:
+    """Rows of a .jsonl or .parquet file, slice applied. Lines are counted, not parsed."""
+    path, part = split_slice(text)
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        total = int(parquet.read_metadata(path).num_rows)
+    else:
+        with path.open("rb") as handle:
+            total = sum(bool(line.strip()) for line in handle)
+    return len(range(total)[part])
+
+
+def file_problem(field: str, text: str) -> str:
+    """Why a data file cannot be read; empty if it can."""
+    try:
+        path, _ = split_slice(text)
+    except SlimeError as error:
+        return f"`{field}`: {error.what}"
+    if path.suffix not in _SUFFIXES:
+        return f"`{field}` = {text!r}: not a {' or '.join(_SUFFIXES)} file"
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        return f"`{field}` = {text!r}: there is no such file{nearest(path.name, siblings)}"
+    return ""
+
+
+def check_batch(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """The batch identity, with the nearest values that fulfil it."""
+    rollout, trainer = recipe.rollout, recipe.trainer
+    made = rollout.batch_size * rollout.n_samples_per_prompt
+    used = trainer.global_batch_size * trainer.steps_per_rollout
+    if recipe.steps and made != used:
+        fixes = [f"trainer.global_batch_size={made // trainer.steps_per_rollout}"] * (
+            made % trainer.steps_per_rollout == 0
+        )
+        fixes += [f"trainer.steps_per_rollout={made // trainer.global_batch_size}"] * (
+            made % trainer.global_batch_size == 0
+        )
+        prompts = max(1, round(used / rollout.n_samples_per_prompt))
+        if prompts * rollout.n_samples_per_prompt == used:
+            fixes.append(f"rollout.batch_size={prompts}")
+        if used % rollout.batch_size == 0:
+            fixes.append(f"rollout.n_samples_per_prompt={used // rollout.batch_size}")
+        if not fixes:
+            fixes = [
+                f"rollout.batch_size={prompts} and trainer.global_batch_size={prompts * rollout.n_samples_per_prompt}"
+            ]
+        yield (
+            f"rollout.batch_size {rollout.batch_size} x rollout.n_samples_per_prompt {rollout.n_samples_per_prompt} = "
+            f"{made} answers, but trainer.global_batch_size {trainer.global_batch_size} x trainer.steps_per_rollout "
+            f"{trainer.steps_per_rollout} = {used}; nearest: {', or '.join(fixes)}"
+        )
+    if trainer.global_batch_size % trainer.processes:
+        lower = trainer.global_batch_size // trainer.processes * trainer.processes
+        yield (
+            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of trainer.processes "
+            f"{trainer.processes}; nearest: {lower or trainer.processes} or {lower + trainer.processes}"
+        )
+
+
+def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Files exist, and hold enough rows."""
+    data = recipe.data
+    if run is not None and files.is_committed(run.data_dir):
+        return
+    if data.train and data.source:
+        yield f"`data.train` = {data.train!r} and `data.source` = {data.source!r} contradict each other; keep one"
+    elif not data.train and not data.source and (recipe.steps or not recipe.sft.data):
+        yield "no data: set `data.train` to a .jsonl or .parquet file, or `data.source` to a generator"
+    if data.source and not data.train and not data.count:
+        yield "`data.count` = 0: say how many rows to take from `data.source`"
+    if data.source_args and not data.source:
+        yield "`data.source_args` is given without `data.source`"
+    if data.demonstration_args and not data.demonstrations:
+        yield "`data.demonstration_args` is given without `data.demonstrations`"
+    named = {"data.train": data.train, "sft.data": recipe.sft.data}
+    named |= {f"eval.sets.{name}": path for name, path in recipe.eval.sets.items()}
+    bad = {field: problem for field, text in named.items() if text and (problem := file_problem(field, text))}
+    yield from bad.values()
+    if "data.train" not in bad and "sft.data" not in bad:
+        yield from _check_counts(recipe)
+    for field, text in named.items():
+        if field.startswith("eval.sets.") and field not in bad and count_rows(text) == 0:
+            yield f"`{field}` = {text!r} has no rows"
+
+
+def count_data(recipe: Recipe) -> DataCount:
+    """Rows for training and for SFT as far as they can be known beforehand."""
+    data = recipe.data
+    train: int | None = None
+    if data.source:
+        train = data.count or None
+    elif data.train:
+        rows = count_rows(data.train)
+        train = min(data.count or rows, rows - data.holdout) if data.holdout else min(data.count or rows, rows)
+    sft = count_rows(recipe.sft.data) if recipe.sft.data else train
+    return DataCount(train=train, sft=sft if recipe.sft.steps else None)
+
+
+def _check_counts(recipe: Recipe) -> Iterator[str]:
+    counts = count_data(recipe)
+    if recipe.steps and counts.train is not None and counts.train < recipe.rollout.batch_size:
+        yield (
+            f"the data gives {counts.train} training prompts, fewer than rollout.batch_size "
+            f"{recipe.rollout.batch_size}; give more rows, or lower rollout.batch_size or data.holdout"
+        )
+    if counts.sft is not None and counts.sft < recipe.sft.batch_size:
+        yield f"the data gives {counts.sft} demonstrations, fewer than sft.batch_size {recipe.sft.batch_size}"
+    if recipe.sft.steps and recipe.data.source and not recipe.sft.data and not recipe.data.demonstrations:
+        yield (
+            "`sft.steps` is above 0, but generated prompts carry no demonstrations; "
+            "set `data.demonstrations` or `sft.data`"
+        )
+
+
+def model_spec(recipe: Recipe, run: RunDir | None) -> ModelSpec:
+    """The shape of the recipe's model, from the run's own copy, a local config.json or the registry.
+
+    Raises SlimeError when none of them tells.
+    """
+    model = recipe.model
+    folders = [run.model_dir] if run is not None else []
+    folders += [Path(model.path).expanduser()] if model.path else []
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return from_config(files.read_json(folder / "config.json"), name=model.name or folder.name)
+    spec = get_spec(model.name)
+    return dataclasses.replace(spec, vocab=model.tokenizer_vocab) if model.tokenizer_vocab else spec
+
+
+def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Where the model comes from, and whether the context fits it."""
+    model = recipe.model
+    if model.source == "path" and not model.path:
+        yield "`model.source` = 'path' needs `model.path`, a folder with config.json"
+    if model.source == "hub" and not model.name:
+        yield "`model.name` is empty: name a model (`slime models`), or use --model DIR"
+    if model.source == "init" and not (model.name or model.path):
+        yield "`model.source` = 'init' needs a shape: `model.name`, or `model.path` with a config.json"
+    if model.path and not (Path(model.path).expanduser() / "config.json").is_file():
+        yield f"`model.path` = {model.path!r}: there is no config.json"
+    if model.tokenizer_vocab and model.source != "init":
+        yield "`model.tokenizer_vocab` trains a new tokenizer, which only fits new weights (`model.source` = 'init')"
+    if model.name or model.path:
+        try:
+            spec = model_spec(recipe, run)
+        except SlimeError as error:
+            yield f"[model]: {error.what}; {error.fix}"
+        else:
+            if 0 < spec.max_positions < recipe.max_context:
+                yield (
+                    f"a context of {recipe.max_context} tokens (data.max_prompt_tokens + rollout.max_response_tokens, "
+                    f"or engine.max_context) is over the {spec.max_positions} that {spec.name} was made for"
+                )
+    needed = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
+    if recipe.engine.max_context and recipe.engine.max_context < needed:
+        yield (
+            f"`engine.max_context` = {recipe.engine.max_context} is below data.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {needed}"
+        )
+
+
+def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Registry names and own functions."""
+    keep = recipe.rollout.dynamic_filter
+    is_path = ":" in keep or "." in keep
+    named = (
+        ("algo.name", recipe.algo.name, "slimecli.algos", "ALGORITHMS"),
+        ("reward.type", "" if recipe.reward.path else recipe.reward.type, "slimecli.data_tools.rewards", "REWARDS"),
+        ("rollout.dynamic_filter", "" if is_path else keep, "slimecli.data_tools.filters", "FILTERS"),
+        ("data.source", recipe.data.source.partition(":")[0], "slimecli.data_tools.sources", "SOURCES"),
+        ("data.demonstrations", recipe.data.demonstrations, "slimecli.data_tools.demonstrations", "DEMONSTRATIONS"),
+        ("trainer.backend", recipe.trainer.backend, "slimecli.trainers", "TRAINERS"),
+        ("engine.backend", recipe.engine.backend, "slimecli.engines", "ENGINES"),
+    )
+    for field, name, module, registry in named:
+        known = registry_names(module, registry) if name else []
+        if name and name not in known:
+            yield f"`{field}` = {name!r} is unknown{nearest(name, known)}; known: {', '.join(sorted(known))}"
+    hooks = {"reward.path": recipe.reward.path, "rollout.custom_generate": recipe.rollout.custom_generate}
+    hooks |= {"rollout.dynamic_filter": keep} if is_path else {}
+    for field, spec in hooks.items():
+        problem = hook_problem(spec) if spec else ""
+        if problem:
+            yield f"`{field}` = {problem}"
+
+
+def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Values that are fine alone and senseless together."""
+    rollout, algo, trainer = recipe.rollout, recipe.algo, recipe.trainer
+    if recipe.steps == 0 and recipe.sft.steps == 0:
+        yield "`steps` and `sft.steps` are both 0: there is nothing to train"
+    if recipe.steps and rollout.n_samples_per_prompt == 1 and algo.name == "grpo":
+        yield "`rollout.n_samples_per_prompt` = 1: grpo compares the answers of a group and needs at least 2"
+    if recipe.steps and rollout.temperature == 0:
+        yield "`rollout.temperature` = 0: all answers of a group would be the same, and nothing could be learnt"
+    if recipe.steps and trainer.warmup_steps > recipe.optimizer_steps:
+        yield f"`trainer.warmup_steps` = {trainer.warmup_steps} is above the run's {recipe.optimizer_steps} steps"
+    if recipe.sft.steps and recipe.sft.warmup_steps > recipe.sft.steps:
+        yield f"`sft.warmup_steps` = {recipe.sft.warmup_steps} is above `sft.steps` = {recipe.sft.steps}"
+    if algo.constant_length and algo.aggregation != "constant":
+        yield f"`algo.constant_length` has no effect with `algo.aggregation` = {algo.aggregation!r}; use 'constant'"
+    if 0 < rollout.over_sampling_batch_size < rollout.batch_size:
+        yield (
+            f"`rollout.over_sampling_batch_size` = {rollout.over_sampling_batch_size} is below "
+            f"`rollout.batch_size` = {rollout.batch_size}"
+        )
+    if rollout.over_sampling_batch_size and not rollout.dynamic_filter:
+        yield "`rollout.over_sampling_batch_size` has no effect without `rollout.dynamic_filter`"
+    if recipe.eval.interval and not recipe.eval.sets and not recipe.data.holdout and run is None:
+        yield "`eval.interval` is set, but there is nothing to evaluate on: set `data.holdout` or `eval.sets`"
+
+
+def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Pass-through tables belong to their backend; the sync kind must reach the engines."""
+    if recipe.megatron and recipe.trainer.backend != "megatron":
+        yield "`[megatron]` is given, but `trainer.backend` is 'fsdp'; set that to 'megatron' or remove the table"
+    if recipe.sglang and recipe.engine.backend != "sglang":
+        yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
+    if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
+        yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
+    for url in recipe.engine.urls:
+        if not url.startswith(("http://", "https://")):
+            yield f"`engine.urls`: {url!r} is not an http:// address"
+
+
+CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
+    check_batch,
+    check_data,
+    check_model,
+    check_names,
+    check_contradictions,
+    check_backends,
+)
+"""every check that needs nothing but the recipe and the run directory"""
+
+
+def all_problems(recipe: Recipe, run: RunDir | None) -> list[str]:
+    """Every problem of every check."""
+    return [problem for check in CHECKS for problem in check(recipe, run)]

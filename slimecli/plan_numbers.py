@@ -1,0 +1,176 @@
+"""What a recipe takes, from the model's numbers alone: tokens, memory per process, disk, arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slimecli.model_specs import ModelSpec
+from slimecli.plan_checks import DataCount
+from slimecli.plan_machine import Machine, Speed
+from slimecli.recipe import Recipe
+
+MASTER_BYTES = 4
+"""the trainer's weights and gradients are float32"""
+ADAM_BYTES = 8
+"""two float32 moments per parameter"""
+SAMPLE_BYTES_PER_TOKEN = 8
+"""id, log-prob and mask of a token as compressed JSON: about what the quickstart's files take"""
+EVAL_SETS_PAIR = 2
+"""sampled and greedy"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One planned number with its reason."""
+
+    group: str
+    """heading it stands under"""
+    name: str
+    value: float | int | str
+    unit: str
+    """steps, tokens, bytes, seconds, ...; empty for words"""
+    reason: str
+    """how it follows from the recipe and the model"""
+
+
+def work_values(recipe: Recipe, counts: DataCount) -> list[Value]:
+    """Steps, prompts, answers, tokens and passes over the data."""
+    rollout, steps = recipe.rollout, recipe.steps
+    answers = rollout.batch_size * rollout.n_samples_per_prompt
+    per_step = answers * recipe.max_context
+    values = []
+    if recipe.sft.steps:
+        shown = recipe.sft.steps * recipe.sft.batch_size
+        passes = f", {shown / counts.sft:.2f} passes over {counts.sft}" if counts.sft else ""
+        reason = f"{recipe.sft.steps} steps x {recipe.sft.batch_size}{passes}"
+        values.append(Value(group="work", name="SFT demonstrations", value=shown, unit="", reason=reason))
+    if not steps:
+        return values
+    prompts = steps * rollout.batch_size
+    passes = f", {prompts / counts.train:.2f} passes over {counts.train} rows" if counts.train else ""
+    rows: list[tuple[str, int, str, str]] = [
+        ("RL steps", steps, "steps", f"{recipe.trainer.steps_per_rollout} optimizer step(s) each"),
+        ("prompts", prompts, "", f"{steps} steps x rollout.batch_size {rollout.batch_size}{passes}"),
+        ("answers", steps * answers, "", f"{answers} per step = {rollout.batch_size} x {rollout.n_samples_per_prompt}"),
+        ("tokens per step, at most", per_step, "tokens", f"{answers} answers x {recipe.max_context} (prompt + answer)"),
+        ("tokens in all, at most", steps * per_step, "tokens", f"{steps} steps"),
+    ]
+    return values + [Value(group="work", name=n, value=v, unit=u, reason=r) for n, v, u, r in rows]
+
+
+def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
+    """Memory of one trainer process, by phase."""
+    trainer = recipe.trainer
+    share, ranks = spec.params / trainer.processes, f"/ {trainer.processes} processes" * (trainer.processes > 1)
+    compute = 2 if on_gpu and recipe.model.dtype == "bfloat16" else 4
+    tokens = max(trainer.max_tokens_per_micro_batch, recipe.max_context)
+    kept = spec.hidden if trainer.activation_checkpointing else 12 * spec.hidden + 4 * spec.ffn
+    activations = tokens * spec.layers * kept * compute
+    # a recomputed layer is alive as a whole while its backward pass runs
+    activations += tokens * (12 * spec.hidden + 4 * spec.ffn) * compute * trainer.activation_checkpointing
+    chunk = min(trainer.logits_chunk_tokens, tokens) * spec.vocab * 4 * 2
+    millions = f"{spec.params / 1e6:,.2f} M parameters"
+    rows = [
+        ("weights", share * MASTER_BYTES, f"{millions} x 4 bytes (float32 master) {ranks}"),
+        ("gradients", share * MASTER_BYTES, f"4 bytes per parameter, while learning {ranks}"),
+        ("optimizer", share * ADAM_BYTES, f"Adam's two float32 moments {ranks}"),
+        (
+            "activations, estimated",
+            activations,
+            f"{tokens} tokens (trainer.max_tokens_per_micro_batch) x {spec.layers} layers"
+            + (", recomputed" if trainer.activation_checkpointing else ""),
+        ),
+        (
+            "logits",
+            chunk,
+            f"{min(trainer.logits_chunk_tokens, tokens)} rows x {spec.vocab} entries, and their gradient",
+        ),
+    ]
+    if recipe.algo.kl_coef > 0:
+        rows.insert(1, ("reference model", share * MASTER_BYTES, f"algo.kl_coef {recipe.algo.kl_coef} > 0 {ranks}"))
+    return _with_sum("memory of a trainer process", [(n, int(v), r.strip()) for n, v, r in rows])
+
+
+def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
+    """Memory of one engine."""
+    engine = recipe.engine
+    dtype = engine.dtype if engine.dtype != "auto" else (recipe.model.dtype if on_gpu else "float32")
+    per_token = spec.kv_bytes_per_token(dtype)
+    slots = min(engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
+    rows = [
+        ("weights", spec.weight_bytes(dtype), f"{spec.params / 1e6:,.2f} M parameters in {dtype}"),
+        (
+            "KV cache, at most",
+            slots * recipe.max_context * per_token,
+            f"{slots} answers x {recipe.max_context} tokens x {per_token:,} bytes",
+        ),
+    ]
+    return _with_sum("memory of an engine", rows)
+
+
+def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
+    """Space in the run directory when the run is done."""
+    keep, published = recipe.checkpoint.keep, spec.weight_bytes(recipe.model.dtype)
+    one = spec.params * (MASTER_BYTES + ADAM_BYTES) + published
+    answers = recipe.steps * recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
+    samples = answers * recipe.max_context * SAMPLE_BYTES_PER_TOKEN
+    exported = spec.weight_bytes(recipe.export.dtype or recipe.model.dtype)
+    rows = [
+        ("checkpoints", one * (keep + 1), f"checkpoint.keep {keep} + the one being written, {one:,} bytes each"),
+        ("samples, at most", samples, f"{answers:,} answers, about {SAMPLE_BYTES_PER_TOKEN} bytes per token"),
+        ("model and export", published + exported, "the starting weights and the exported ones"),
+    ]
+    if recipe.sft.steps:
+        rows.insert(0, ("SFT stage", one * 2, "its newest checkpoint + the one being written"))
+    return _with_sum("disk", rows)
+
+
+def _with_sum(group: str, rows: list[tuple[str, int, str]]) -> list[Value]:
+    values = [Value(group=group, name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]
+    return [*values, Value(group=group, name="total", value=sum(v for _, v, _ in rows), unit="bytes", reason="")]
+
+
+def total_of(values: list[Value]) -> int:
+    """The sum line of a memory or disk group."""
+    return int(next(v.value for v in values if v.name == "total"))
+
+
+def placement_values(recipe: Recipe, machine: Machine, sync: str) -> list[Value]:
+    """Processes asked for against what is there."""
+    trainer, engine = recipe.trainer, recipe.engine
+    engines = 0 if engine.urls else engine.replicas
+    threads = trainer.processes * trainer.threads + engines * engine.threads
+    there = f"{machine.gpus} GPU(s)" if machine.gpus else "no GPU"
+    rows = [
+        ("trainer", trainer.processes, "processes", f"{trainer.backend}, {trainer.threads} thread(s) each"),
+        ("engines", engines or len(engine.urls), "", _engine_reason(recipe)),
+        ("machine", f"{machine.cpus} processors, {there}", "", f"the recipe asks for {threads} threads"),
+        ("runs on", recipe.cluster.backend, "", recipe.cluster.address or "this machine"),
+        ("weight sync", sync, "", "sync.kind" if recipe.sync.kind != "auto" else "auto: the quickest that reaches"),
+    ]
+    return [Value(group="placement", name=n, value=v, unit=u, reason=r) for n, v, u, r in rows]
+
+
+def _engine_reason(recipe: Recipe) -> str:
+    if recipe.engine.urls:
+        return f"already running: {', '.join(recipe.engine.urls)}"
+    return f"{recipe.engine.backend}, {recipe.engine.threads} thread(s), {recipe.engine.slots} answers at a time each"
+
+
+def time_values(recipe: Recipe, spec: ModelSpec, speed: Speed) -> list[Value]:
+    """Seconds of arithmetic at the measured rates, one process each; start-up and Python come on top."""
+    context = recipe.max_context
+    answers = recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
+    forward, backward = spec.flops_per_token(context // 2), spec.flops_per_token(context // 2, backward=True)
+    extra = forward * ((recipe.algo.kl_coef > 0) + (recipe.trainer.steps_per_rollout > 1))
+    engines = max(len(recipe.engine.urls) or recipe.engine.replicas, 1)
+    collect = answers * context * forward / speed.decode / engines
+    learn = answers * context * (backward + extra) / speed.train / recipe.trainer.processes
+    sft = recipe.sft.steps * recipe.sft.batch_size * context * backward / speed.train / recipe.trainer.processes
+    rate = f"{speed.device}: {speed.train / 1e9:,.1f} GFLOP/s in training, {speed.decode / 1e9:,.1f} in decoding"
+    rows = [
+        ("collect, per step", collect, f"{answers} x {context} tokens at full length; {rate}"),
+        ("learn, per step", learn, "forward and backward"),
+        ("whole run, arithmetic only", sft + recipe.steps * (collect + learn), f"of which SFT {sft:.0f} s"),
+    ]
+    return [Value(group="time", name=n, value=round(v, 3), unit="seconds", reason=r) for n, v, r in rows]
