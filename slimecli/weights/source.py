@@ -1,0 +1,147 @@
+"""From a recipe's [model] section to an HF folder on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slimecli import files
+from slimecli.errors import MissingStageError, UsageError
+from slimecli.model_specs import ModelSpec, from_config, get_spec
+from slimecli.weights.check import check_folder
+from slimecli.weights.hf import COMPANIONS, INDEX
+
+if TYPE_CHECKING:
+    from slimecli.recipe import Recipe
+    from slimecli.recipe_sections import ModelSection
+    from slimecli.rundir import RunDir
+
+TOKENIZER_FILES = tuple(n for n in COMPANIONS if n not in ("config.json", "generation_config.json"))
+
+
+def resolve_model_dir(model: str, *, revision: str = "", offline: bool = False) -> Path:
+    """The folder for a registry name (downloaded into the shared cache if need be) or a path, checked."""
+    path = Path(model).expanduser()
+    if path.exists() or model.startswith((".", "/", "~")):
+        check_folder(path)
+        return path
+    spec = get_spec(model)
+    folder = _fetch_spec(spec, revision, offline)
+    check_folder(folder, spec)
+    return folder
+
+
+def materialise_model(recipe: Recipe, run: RunDir) -> Path:
+    """Bring the recipe's model into run.model_dir, complete and checked; returns that folder.
+
+    Weight files are hard-linked where the file system allows it (a model is never written in place), else copied.
+    """
+    section = recipe.model
+    notes: dict[str, Any] = {"source": section.source, "name": section.name, "path": section.path}
+    if section.source == "init":
+        with files.committed_folder(run.model_dir, notes) as folder:
+            notes |= _init(recipe, run, folder)
+        return run.model_dir
+    expected = get_spec(section.name) if section.name else None
+    if section.source == "path":
+        if not section.path:
+            raise UsageError("model.source = 'path' without model.path", "--set model.path=DIR, or --model DIR")
+        source = Path(section.path).expanduser()
+    else:
+        if expected is None:
+            raise UsageError("model.source = 'hub' without model.name", "--model NAME; `slime models` lists them")
+        source = _fetch_spec(expected, section.revision, offline=False)
+        notes["revision"] = source.resolve().name
+    check_folder(source, expected)
+    with files.committed_folder(run.model_dir, notes) as folder:
+        take_model(source, folder, code=section.trust_remote_code)
+    return run.model_dir
+
+
+def take_model(source: Path, folder: Path, *, code: bool = False) -> None:
+    """Link or copy a model's files; Python files only with `code`."""
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    heavy = [*sorted(source.glob("*.safetensors")), source / INDEX]
+    for path in [p for p in heavy if p.is_file()]:
+        try:
+            os.link(path.resolve(), folder / path.name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, folder / path.name)
+    for path in source.glob("*.py") if code else ():
+        shutil.copyfile(path, folder / path.name)
+
+
+def _fetch_spec(spec: ModelSpec, revision: str, offline: bool, allow: tuple[str, ...] = ()) -> Path:
+    from slimecli.weights.hub import fetch
+
+    if not spec.repo:
+        raise UsageError(f"{spec.name} has no published weights", "use it with --set model.source=init")
+    return fetch(spec.repo, revision=revision or spec.revision, allow=allow, offline=offline)
+
+
+def _init(recipe: Recipe, run: RunDir, folder: Path) -> dict[str, Any]:
+    """New weights, with a tokenizer trained on the run's data or the model's own."""
+    import torch
+
+    from slimecli.weights.init import init_model
+
+    section = recipe.model
+    if section.path:
+        spec = from_config(files.read_json(Path(section.path).expanduser() / "config.json"), name="model.path")
+    else:
+        spec = get_spec(section.name)
+    scratch = folder / "tokenizer"
+    if section.tokenizer_vocab:
+        from slimecli.data_tools.tokenizer import train_tokenizer
+
+        scratch.mkdir()
+        train_tokenizer(training_texts(run, recipe), section.tokenizer_vocab, scratch)
+        tokenizer = scratch
+    else:
+        tokenizer = _own_tokenizer(section, spec)
+    notes = init_model(
+        spec,
+        folder,
+        seed=recipe.seed,
+        std=section.init_std,
+        tokenizer_dir=tokenizer,
+        dtype=getattr(torch, section.dtype),
+        # a published tokenizer uses fewer ids than the model has rows
+        vocab_size=None if section.tokenizer_vocab else spec.vocab,
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    return notes
+
+
+def _own_tokenizer(section: ModelSection, spec: ModelSpec) -> Path:
+    if section.path:
+        return Path(section.path).expanduser()
+    if not spec.repo:
+        raise UsageError(
+            f"{spec.name} has no published tokenizer", "--set model.tokenizer_vocab=300 trains one on the data"
+        )
+    return _fetch_spec(spec, section.revision, offline=False, allow=TOKENIZER_FILES)
+
+
+def training_texts(run: RunDir, recipe: Recipe) -> Iterator[str]:
+    """Every text of the demonstrations, or of the prompts when there are none."""
+    from slimecli.data_tools.formats import read_rows
+
+    path = next((p for p in (run.data_dir / "sft.jsonl", run.data_dir / "train.jsonl") if p.is_file()), None)
+    if path is None:
+        raise MissingStageError(
+            f"run {run.name} has no data to train a tokenizer on", f"slime prepare-data --run {run.root}"
+        )
+    data = recipe.data
+    for row in read_rows(str(path)):
+        for key in (data.messages_key, data.input_key, data.label_key):
+            value = row.get(key)
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, list):
+                yield from (m["content"] for m in value if isinstance(m.get("content"), str))
