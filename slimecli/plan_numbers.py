@@ -15,8 +15,6 @@ ADAM_BYTES = 8
 """two float32 moments per parameter"""
 SAMPLE_BYTES_PER_TOKEN = 8
 """id, log-prob and mask of a token as compressed JSON: about what the quickstart's files take"""
-EVAL_SETS_PAIR = 2
-"""sampled and greedy"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +139,7 @@ def placement_values(recipe: Recipe, machine: Machine, sync: str) -> list[Value]
     engines = 0 if engine.urls else engine.replicas
     threads = trainer.processes * trainer.threads + engines * engine.threads
     there = f"{machine.gpus} GPU(s)" if machine.gpus else "no GPU"
-    rows = [
+    rows: list[tuple[str, int | str, str, str]] = [
         ("trainer", trainer.processes, "processes", f"{trainer.backend}, {trainer.threads} thread(s) each"),
         ("engines", engines or len(engine.urls), "", _engine_reason(recipe)),
         ("machine", f"{machine.cpus} processors, {there}", "", f"the recipe asks for {threads} threads"),

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from slimecli.errors import RecipeError, UsageError, nearest
+from slimecli.protocols import SyncKind
 from slimecli.recipe_sections import (
     AlgoSection,
     CheckpointSection,
@@ -71,6 +72,14 @@ class Recipe(Section):
     def max_context(self) -> int:
         """Prompt plus answer (tokens) that the engine must hold."""
         return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    def sync_kind(self, backend: str) -> SyncKind:
+        """The way of weight sync on a cluster backend: `sync.kind`, or for `auto` the quickest that reaches."""
+        if self.sync.kind != "auto":
+            return self.sync.kind
+        if self.engine.urls or self.cluster.address:
+            return "disk"
+        return "in_process" if backend == "local" else "shared_memory"
 
     @property
     def optimizer_steps(self) -> int:

@@ -43,8 +43,4 @@ def open_cluster(backend: str, recipe: Recipe, run: RunDir) -> Cluster:
 
 def sync_kind(recipe: Recipe, backend: str) -> SyncKind:
     """The recipe's kind, or for `auto` the quickest that reaches the engines."""
-    if recipe.sync.kind != "auto":
-        return recipe.sync.kind
-    if recipe.engine.urls or recipe.cluster.address:
-        return "disk"
-    return "in_process" if backend == "local" else "shared_memory"
+    return recipe.sync_kind(backend)
