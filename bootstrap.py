@@ -1,0 +1,156 @@
+"""Set slime up and use it, from nothing but Python 3.11+ and pip.
+
+    python3 bootstrap.py run  [--venv DIR] [arguments of `slime run`]    set up, then the quickstart
+    python3 bootstrap.py test [--venv DIR] [arguments of pytest]         set up with test tools, then the tests
+
+A second call skips what is installed already. Without an NVIDIA GPU the CPU build of torch is installed, and nothing of
+CUDA. Standard library only.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+TORCH = "torch==2.13.0"
+"""the version that the tests ran with; pyproject.toml says which others work"""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = "slime-bootstrap.txt"
+"""file in the virtual environment that says for which inputs it was made"""
+
+
+def fail(what: str, fix: str) -> None:
+    """Say what is wrong and stop."""
+    sys.exit(f"error: {what}\n  fix: {fix}")
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"bootstrap: {text}", file=sys.stderr, flush=True)
+
+
+def has_gpu() -> bool:
+    """True when an NVIDIA driver answers."""
+    tool = shutil.which("nvidia-smi")
+    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def call(*command: str) -> None:
+    """Run a command that must work."""
+    say(" ".join(command))
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        fail(f"`{' '.join(command)}` failed", "read its output above; the environment is kept, and a new call goes on")
+
+
+def attempt(*command: str) -> bool:
+    """Run a command that may fail; its output is shown only by the next try."""
+    say(" ".join(command))
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def make_venv(venv: Path) -> Path:
+    """The environment's Python; the environment is made if it is not there."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        say(f"making the virtual environment {venv}")
+        done = subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False)
+        if done.returncode:
+            fail("`python3 -m venv` does not work here", "install it, e.g. `apt install python3-venv`")
+    return python
+
+
+def fingerprint(extra: str, gpu: bool) -> str:
+    """What the installation depends on."""
+    text = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "bootstrap.py")]
+    return hashlib.sha256("\0".join([*text, extra, str(gpu), str(ROOT), sys.version]).encode()).hexdigest()
+
+
+def install_torch(pip: list[str], gpu: bool) -> None:
+    """CPU torch where there is no NVIDIA GPU, else the default build."""
+    if gpu or sys.platform == "darwin":
+        call(*pip, "install", TORCH)
+        return
+    # a `+cpu` build is never the CUDA one, wherever pip finds it; the index is asked only if pip's own sources have none
+    if attempt(*pip, "install", f"{TORCH}+cpu"):
+        return
+    call(*pip, "install", TORCH, "--index-url", CPU_INDEX)
+
+
+def refuse_cuda(python: Path) -> None:
+    """A machine without a GPU must not have been given gigabytes of CUDA packages."""
+    code = (
+        "from importlib import metadata\n"
+        "print(*sorted({str(d.metadata['Name']) for d in metadata.distributions()"
+        " if str(d.metadata['Name']).lower().startswith('nvidia-')}))"
+    )
+    found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    if found:
+        fail(
+            f"CUDA packages were installed on a machine without an NVIDIA GPU: {', '.join(found)}",
+            f"delete {python.parent.parent}, and report which package asked for them",
+        )
+
+
+def install(venv: Path, extra: str) -> Path:
+    """Make or reuse the environment and return its Python."""
+    gpu = has_gpu()
+    python, stamp, wanted = make_venv(venv), venv / STAMP, fingerprint(extra, gpu)
+    done = stamp.read_text(encoding="utf-8").split() if stamp.is_file() else []
+    # what the tests need contains what a run needs
+    if wanted in done or (not extra and fingerprint("dev", gpu) in done):
+        say(f"{venv} is up to date")
+        return python
+    pip = [str(python), "-m", "pip"]
+    say("an NVIDIA GPU answers: installing CUDA torch" if gpu else "no NVIDIA GPU: installing CPU torch")
+    install_torch(pip, gpu)
+    call(*pip, "install", "-e", f".[{extra}]" if extra else ".")
+    if not gpu:
+        refuse_cuda(python)
+    stamp.write_text(wanted + "\n", encoding="utf-8")
+    return python
+
+
+def split_arguments(arguments: list[str]) -> tuple[Path, list[str]]:
+    """(environment folder, what is passed on)."""
+    venv, rest = ROOT / ".venv", list(arguments)
+    for place, word in enumerate(rest):
+        if word == "--venv":
+            if place + 1 == len(rest):
+                fail("--venv needs a folder", "python3 bootstrap.py run --venv DIR")
+            venv = Path(rest[place + 1]).absolute()
+            del rest[place : place + 2]
+            break
+        if word.startswith("--venv="):
+            venv = Path(word.partition("=")[2]).absolute()
+            del rest[place]
+            break
+    return venv, rest
+
+
+def main() -> None:
+    """Do what the first argument says."""
+    if sys.version_info < (3, 11):
+        fail(
+            f"slime needs Python 3.11 or newer, this is {sys.version.split()[0]}", "call this file with a newer python3"
+        )
+    action = sys.argv[1] if len(sys.argv) > 1 else ""
+    if action not in ("run", "test"):
+        fail(f"{action!r} is not something to do", "python3 bootstrap.py run | python3 bootstrap.py test")
+    venv, rest = split_arguments(sys.argv[2:])
+    python = install(venv, "dev" if action == "test" else "")
+    if action == "test":
+        command = [str(python), "-m", "pytest", "-q", *rest]
+    else:
+        chosen = any(a in ("--recipe", "--resume", "--model") or a.startswith("--recipe=") for a in rest)
+        command = [str(python.parent / "slime"), "run", *([] if chosen else ["--recipe", "quickstart"]), *rest]
+    say(" ".join(command))
+    if action == "test":
+        os.chdir(ROOT)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()
