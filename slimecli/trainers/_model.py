@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from slimecli.batch import from_groups
 from slimecli.errors import DataError, SlimeError
@@ -63,15 +65,14 @@ def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
         raise DataError(
             f"{model_dir} lacks {len(lacking)} weight(s), e.g. {lacking[0]}", "download or export the model again"
         )
-    for module in hf.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens)
+    # Evaluation mode means no dropout, which would make policy and engine differ; gradients flow all the same.
+    model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens).eval()
     _check_names(model, model_dir)
     _check_packing(model, model_dir)
     if recipe.trainer.activation_checkpointing:
-        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return model.train(recipe.trainer.activation_checkpointing)
+        for layer in layers(model):
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    return model
 
 
 def named_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
@@ -111,7 +112,6 @@ def _check_packing(model: PolicyModel, model_dir: Path) -> None:
     ones), or whose logits are scaled, capped or biased after the output embedding."""
     vocabulary = model.hf.get_output_embeddings().weight.shape[0]
     samples = [[i % vocabulary for i in ids] for ids in ([1, 2, 3, 4], [1, 2, 5, 6, 7])]
-    model.eval()
     truth = []
     for ids in samples:
         logits = model.hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()

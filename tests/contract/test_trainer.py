@@ -1,0 +1,98 @@
+"""What the loop relies on, over every trainer that can be opened here."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from slimecli.protocols import Trainer
+from slimecli.trainers import TRAINERS, open_trainer
+from slimecli.types import StepStats
+from slimecli.weights.fingerprint import fingerprint
+from tests.models import tiny_model
+from tests.trainers import made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=[name for name in TRAINERS if name != "megatron"])
+def options(request):
+    """Recipe overrides that choose a trainer; Megatron has its own suite, since it needs its own environment."""
+    return (f"trainer.backend={request.param}", "algo.kl_coef=0.05", "trainer.lr_schedule=linear")
+
+
+@pytest.fixture
+def trainer(folder, options):
+    opened = open_trainer(made.recipe(*options), folder, total_steps=4)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def batch(options):
+    return made.batch(made.recipe(*options))
+
+
+def with_reference(trainer, batch):
+    return batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
+
+
+def test_signatures_are_the_protocols(trainer):
+    assert isinstance(trainer, Trainer)
+    for name in ("log_probs", "step", "weights", "save", "load", "close"):
+        asked = list(inspect.signature(getattr(Trainer, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(trainer, name)).parameters) == asked, name
+
+
+def test_log_probs(trainer, batch):
+    found = trainer.log_probs(batch)
+    assert (found.shape, found.dtype, found.device.type) == ((batch.num_tokens,), torch.float32, "cpu")
+    assert not found.requires_grad
+    assert (found[batch.loss_mask > 0] < 0).all()
+    assert found[batch.loss_mask == 0].abs().max() == 0
+    assert torch.equal(found, trainer.log_probs(batch, model="reference"))
+
+
+def test_temperature_divides_the_logits(trainer, batch):
+    hot, cold = (trainer.log_probs(batch.replace(temperature=t)) for t in (100.0, 0.5))
+    trained = batch.loss_mask > 0
+    assert hot[trained] == pytest.approx(torch.full((int(trained.sum()),), -5.7), abs=0.2)
+    assert (hot - cold)[trained].abs().max() > 1
+
+
+def test_step_reports_and_follows_the_schedule(trainer, batch):
+    stats = [trainer.step(with_reference(trainer, batch)) for _ in range(4)]
+    assert all(isinstance(s, StepStats) for s in stats)
+    assert [s.lr for s in stats] == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3, 0.0])
+    assert {s.tokens for s in stats} == {int((batch.loss_weight > 0).sum())}
+    assert all(s.grad_norm > 0 for s in stats)
+    for key in ("entropy", "kl", "ppo_kl", "clip_fraction", "logprob_gap", "logprob_gap_max"):
+        assert all(isinstance(s.metrics[key], float) for s in stats), key
+    assert stats[0].metrics["kl"] == 0
+    assert stats[1].metrics["kl"] > 0
+
+
+def test_weights_come_in_one_order_and_change_with_steps_only(trainer, batch):
+    first, names = fingerprint(trainer.weights()), [n for n, _ in trainer.weights()]
+    trainer.log_probs(batch)
+    assert fingerprint(trainer.weights()) == first
+    assert [n for n, _ in trainer.weights()] == names
+    assert len(set(names)) == len(names)
+    trainer.step(with_reference(trainer, batch))
+    assert fingerprint(trainer.weights()) != first
+
+
+def test_load_is_the_inverse_of_save(trainer, batch, folder, options, tmp_path):
+    batch = with_reference(trainer, batch)
+    trainer.step(batch)
+    trainer.save(tmp_path)
+    expected = trainer.step(batch)
+    other = open_trainer(made.recipe(*options), folder, total_steps=4)
+    other.load(tmp_path)
+    assert other.step(batch) == expected
+    assert fingerprint(other.weights()) == fingerprint(trainer.weights())

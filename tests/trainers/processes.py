@@ -1,0 +1,47 @@
+"""Run a function in gloo ranks: forked children, so that torch is imported once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def _child(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], answers: Any) -> None:
+    import torch
+
+    from slimecli import env
+
+    env.set_rendezvous(rank, world, "127.0.0.1", port)
+    try:
+        torch.distributed.init_process_group("gloo")
+        answers.put((rank, work(*args), ""))
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    except BaseException:
+        answers.put((rank, None, traceback.format_exc()))
+
+
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+    """What `work(*args)` returns on each rank; results must be plain Python or numpy."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    children = [context.Process(target=_child, args=(r, world, port, work, args, answers)) for r in range(world)]
+    for child in children:
+        child.start()
+    found: dict[int, Any] = {}
+    for _ in children:
+        rank, result, error = answers.get(timeout=timeout_s)
+        if error:
+            for child in children:
+                child.terminate()
+            raise AssertionError(f"rank {rank}:\n{error}")
+        found[rank] = result
+    for child in children:
+        child.join(timeout_s)
+    return [found[r] for r in range(world)]
