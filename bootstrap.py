@@ -7,6 +7,8 @@ A second call skips what is installed already. Without an NVIDIA GPU the CPU bui
 CUDA. Standard library only.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
@@ -73,7 +75,7 @@ def install_torch(pip: list[str], gpu: bool) -> None:
     if gpu or sys.platform == "darwin":
         call(*pip, "install", TORCH)
         return
-    # a `+cpu` build is never the CUDA one, wherever pip finds it; the index is asked only if pip's own sources have none
+    # a `+cpu` build is never the CUDA one, wherever pip finds it; PyTorch's index is asked if pip's own sources lack it
     if attempt(*pip, "install", f"{TORCH}+cpu"):
         return
     call(*pip, "install", TORCH, "--index-url", CPU_INDEX)
@@ -132,10 +134,8 @@ def split_arguments(arguments: list[str]) -> tuple[Path, list[str]]:
 
 def main() -> None:
     """Do what the first argument says."""
-    if sys.version_info < (3, 11):
-        fail(
-            f"slime needs Python 3.11 or newer, this is {sys.version.split()[0]}", "call this file with a newer python3"
-        )
+    if sys.version_info < (3, 11):  # noqa: UP036 -- this file is what an older Python is given first
+        fail(f"slime needs Python 3.11 or newer, this is {sys.version.split()[0]}", "call it with a newer python3")
     action = sys.argv[1] if len(sys.argv) > 1 else ""
     if action not in ("run", "test"):
         fail(f"{action!r} is not something to do", "python3 bootstrap.py run | python3 bootstrap.py test")

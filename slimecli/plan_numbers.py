@@ -13,8 +13,12 @@ MASTER_BYTES = 4
 """the trainer's weights and gradients are float32"""
 ADAM_BYTES = 8
 """two float32 moments per parameter"""
+RUNTIME_BYTES = 400 * 10**6
+"""Python, torch, transformers and Ray in one process before it holds any model (measured: 330 MB without Ray)"""
 SAMPLE_BYTES_PER_TOKEN = 8
 """id, log-prob and mask of a token as compressed JSON: about what the quickstart's files take"""
+
+_LIBRARIES = "Python, torch, transformers and Ray themselves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,8 @@ def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
     ]
     if recipe.algo.kl_coef > 0:
         rows.insert(1, ("reference model", share * MASTER_BYTES, f"algo.kl_coef {recipe.algo.kl_coef} > 0 {ranks}"))
-    return _with_sum("memory of a trainer process", [(n, int(v), r.strip()) for n, v, r in rows])
+    shown = [(n, int(v), r.strip()) for n, v, r in rows]
+    return _with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
 
 
 def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
@@ -103,7 +108,7 @@ def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
             f"{slots} answers x {recipe.max_context} tokens x {per_token:,} bytes",
         ),
     ]
-    return _with_sum("memory of an engine", rows)
+    return _with_sum("memory of an engine", [*rows, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
 
 
 def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
