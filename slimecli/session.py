@@ -131,9 +131,17 @@ class Session:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The model's own tokenizer."""
-        from slimecli.data_tools.tokenizer import load_tokenizer
+        from transformers import AutoTokenizer
 
-        return load_tokenizer(self.run.model_dir, trust_remote_code=self.recipe.model.trust_remote_code)
+        try:
+            return AutoTokenizer.from_pretrained(
+                self.run.model_dir, trust_remote_code=self.recipe.model.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise SlimeError(
+                f"{self.run.model_dir} has no tokenizer that transformers can load: {error}",
+                "put the tokenizer files of the model into its folder",
+            ) from error
 
     @functools.cached_property
     def stop_token_ids(self) -> list[int]:

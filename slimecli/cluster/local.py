@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from slimecli import env
-from slimecli.engines import open_engine
 from slimecli.errors import UsageError
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights, stage_weights
-from slimecli.trainers import open_trainer
 
 
 class LocalCluster:
@@ -34,10 +32,14 @@ class LocalCluster:
 
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """The trainer of the recipe, in this process."""
+        from slimecli.trainers import open_trainer
+
         return open_trainer(recipe, model_dir, total_steps=total_steps)
 
     def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
         """The embedded engine in this process, or clients of engine.urls."""
+        from slimecli.engines import open_engine
+
         return open_engine(recipe, model_dir, logs=self._run.root / "logs")
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
