@@ -1,0 +1,87 @@
+"""Written answers for generated tasks, so that a model can be warmed up by SFT before RL.
+
+DEMONSTRATIONS: name -> function(row, rng, **args) -> answer text. `rng` is seeded per row, so a row's answer depends on
+nothing but the run's seed and the row's place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from slimecli.data_tools.formats import Row
+from slimecli.errors import DataError, UsageError, nearest
+
+DEMONSTRATIONS: dict[str, str] = {
+    "direct": "slimecli.data_tools.demonstrations:direct",
+    "column_addition": "slimecli.data_tools.demonstrations:column_addition",
+    "reverse_steps": "slimecli.data_tools.demonstrations:reverse_steps",
+}
+
+Writer = Callable[[Row, Random], str]
+
+
+def load_demonstration(name: str, args: dict[str, Any]) -> Writer:
+    """The writer of that name with its arguments bound."""
+    if name not in DEMONSTRATIONS:
+        raise UsageError(
+            f"no demonstrations {name!r}{nearest(name, list(DEMONSTRATIONS))}",
+            f"known: {', '.join(DEMONSTRATIONS)}; `slime prepare-data --list`",
+        )
+    module, _, attribute = DEMONSTRATIONS[name].partition(":")
+    function = getattr(importlib.import_module(module), attribute)
+    known = list(inspect.signature(function).parameters)[2:]
+    for key in args:
+        if key not in known:
+            raise UsageError(
+                f"data.demonstration_args: {name} has no argument {key!r}{nearest(key, known)}",
+                f"its arguments: {', '.join(known) or 'none'}",
+            )
+    return lambda row, rng: function(row, rng, **args)
+
+
+def direct(row: Row, rng: Random) -> str:
+    """The answer alone."""
+    return str(row["label"])
+
+
+def column_addition(row: Row, rng: Random, direct: float = 0.6) -> str:
+    """Addition of two numbers, column by column from the right with the carry; the sum ends the text.
+
+    Example: 47 + 85 -> "7+5=12 4+8+1=13 =132"; the share `direct` of rows answers "132" only.
+    """
+    entry = row["metadata"]["reasoning_gym"]["entry"]
+    match = re.fullmatch(r"\s*(\d+) \+ (\d+)\s*", str(entry["metadata"].get("expression", "")))
+    if match is None:
+        raise DataError(
+            f"column_addition cannot show {entry['question']!r}: it adds two non-negative numbers",
+            'use basic_arithmetic with min_terms = max_terms = 2, operators = ["+"], allow_parentheses = false',
+        )
+    if rng.random() < direct:
+        return str(row["label"])
+    return " ".join([*_columns(match[1], match[2]), f"={row['label']}"])
+
+
+def _columns(a: str, b: str) -> list[str]:
+    width = max(len(a), len(b))
+    carry, steps = 0, []
+    for x, y in zip(reversed(a.zfill(width)), reversed(b.zfill(width)), strict=True):
+        total = int(x) + int(y) + carry
+        steps.append(f"{x}+{y}{f'+{carry}' if carry else ''}={total}")
+        carry = total // 10
+    return steps
+
+
+def reverse_steps(row: Row, rng: Random, direct: float = 0.6) -> str:
+    """A word spelled backward, letter by letter from its end; the word ends the text.
+
+    Example: neon -> "n o e n noen"; the share `direct` of rows answers "noen" only.
+    """
+    answer = str(row["label"])
+    if rng.random() < direct:
+        return answer
+    return " ".join([*answer, answer])

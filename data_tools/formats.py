@@ -1,0 +1,149 @@
+"""Rows of .jsonl and .parquet files, and slices of them: `FILE@[start:end]`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slimecli.errors import DataError, UsageError
+
+Row = dict[str, Any]
+
+_SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]", re.DOTALL)
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+def split_slice(path: str) -> tuple[Path, slice]:
+    """`FILE@[a:b]` -> (FILE, slice(a, b)); bounds may be missing or negative."""
+    match = _SLICE.fullmatch(path)
+    if match is None:
+        if "@[" in path:
+            raise UsageError(f"{path!r} has an unreadable slice", "write FILE@[start:end], e.g. data.jsonl@[0:100]")
+        return Path(path), slice(None)
+    bounds = []
+    for name in ("start", "end"):
+        text = match[name]
+        if text == "-":
+            raise UsageError(f"{path!r}: {name} of the slice is '-'", "write FILE@[start:end], e.g. data.jsonl@[-100:]")
+        bounds.append(int(text) if text else None)
+    return Path(match["path"]), slice(*bounds)
+
+
+def read_rows(
+    path: str,
+    counts: Counter[str] | None = None,
+    on_broken: Callable[[DataError], None] | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a file, one dict each, in order.
+
+    Args:
+        path: .jsonl or .parquet, with optional slice. The slice counts rows, not lines.
+        counts: receives how many blank lines were skipped, under "blank".
+        on_broken: called for a broken line, which is then left out; None raises at the first one.
+
+    Raises DataError naming file, line and column; also when nothing is left to yield.
+    """
+    file, wanted = split_slice(path)
+    if file.suffix not in _SUFFIXES:
+        raise UsageError(f"{file}: unknown data format {file.suffix!r}", "use a .jsonl or .parquet file")
+    if not file.is_file():
+        raise UsageError(f"no data file {file}", "check the path; it is relative to the current folder")
+    seen: Counter[str] = counts if counts is not None else Counter()
+    rows = _jsonl_rows(file, seen, on_broken) if file.suffix == ".jsonl" else _parquet_rows(file)
+    empty = True
+    for row in _take(rows, wanted):
+        empty = False
+        yield row
+    if empty:
+        what = f"{path} selects no rows" if wanted != slice(None) else f"{file} has no rows"
+        raise DataError(what, "check how the file was made; each line must be one JSON object")
+
+
+def _take(rows: Iterable[Row], wanted: slice) -> Iterable[Row]:
+    if (wanted.start or 0) < 0 or (wanted.stop or 0) < 0:
+        return list(rows)[wanted]
+    return itertools.islice(rows, wanted.start, wanted.stop)
+
+
+def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Row]:
+    with file.open("rb") as handle:
+        for number, raw in enumerate(handle, 1):
+            if not raw.strip():
+                counts["blank"] += 1
+                continue
+            try:
+                row = parse_line(raw, f"{file}:{number}")
+            except DataError as error:
+                if on_broken is None:
+                    raise
+                on_broken(error)
+                continue
+            yield row
+
+
+def parse_line(raw: bytes, where: str) -> Row:
+    """One JSON line -> dict.
+
+    Args:
+        raw: the line as it stands in the file.
+        where: "file:line", the start of every error text.
+    """
+    try:
+        text = raw.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}:{error.start + 1}: not UTF-8 text (byte 0x{raw[error.start]:02x})",
+            "convert the file, e.g. `iconv -f latin1 -t utf-8`",
+        ) from None
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}:{error.colno}: not valid JSON: {error.msg}: {_excerpt(text, error.pos)}",
+            "mend or delete the line; every line is one JSON object",
+        ) from None
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{where}:1: the line is a JSON {type(row).__name__}, not an object",
+            'write {"prompt": ..., "label": ...}, one object a line',
+        )
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_lone_surrogates(row, where)
+    return row
+
+
+def _refuse_lone_surrogates(row: Row, where: str) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{where}:1: the line holds half of a surrogate pair (\\ud800-\\udfff), which is not text",
+            "write the character itself, or both halves",
+        ) from None
+
+
+def _excerpt(text: str, position: int) -> str:
+    return repr(text[max(0, position - 20) : position + 20])
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} is not a readable parquet file: {error}", "download or write it again") from None
+
+
+def dump_rows(rows: Iterable[Row]) -> bytes:
+    """Rows -> JSON lines; equal rows give equal bytes (keys sorted)."""
+    lines = [json.dumps(r, sort_keys=True, ensure_ascii=False) + "\n" for r in rows]
+    return "".join(lines).encode("utf-8")

@@ -1,0 +1,282 @@
+"""Any source -> validated train.jsonl, holdout.jsonl and sft.jsonl, with a count for every row that was left out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from slimecli import files
+from slimecli.data_tools.columns import Item, read_item
+from slimecli.data_tools.demonstrations import load_demonstration
+from slimecli.data_tools.formats import Row, dump_rows, read_rows
+from slimecli.data_tools.prompts import render_prompt
+from slimecli.data_tools.sources import open_source
+from slimecli.errors import DataError, UsageError
+from slimecli.recipe_sections import DataSection, SftSection
+from slimecli.seeds import derive_seed
+
+MAX_DRAWS_PER_ROW = 20
+"""draws per wanted row after which a generator that repeats itself counts as exhausted"""
+
+
+@dataclass
+class Report:
+    """What became of the rows."""
+
+    kept: dict[str, int] = field(default_factory=dict)
+    """file stem (train, holdout, sft) -> rows"""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """reason -> rows"""
+    examples: list[str] = field(default_factory=list)
+    """the first broken lines, with file and line"""
+    length_checked: bool = False
+    """whether prompt lengths were measured; false when no tokenizer exists yet"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, as it stands in DONE.json."""
+        return asdict(self) | {"dropped": dict(sorted(self.dropped.items()))}
+
+
+def prepare(
+    section: DataSection,
+    sft: SftSection,
+    out: Path,
+    *,
+    seed: int,
+    tokenizer: Any = None,
+    exclude: tuple[str, ...] = (),
+    skip_broken: bool = False,
+) -> Report:
+    """Write train.jsonl, holdout.jsonl and sft.jsonl into the existing folder `out`.
+
+    The columns keep the names that `section` gives them. The same input and seed give the same bytes.
+
+    Args:
+        seed: decides the generated rows, which rows are held out, and the demonstrations.
+        tokenizer: measures prompts against max_prompt_tokens; None skips that check and says so in the report.
+        exclude: evaluation files; rows with a prompt of theirs are dropped.
+        skip_broken: drop and count rows that cannot be read instead of stopping at the first.
+    """
+    report = Report(length_checked=tokenizer is not None)
+    screen = _Screen(section, tokenizer, report, {key for f in exclude for key in _keys_of(f, section)})
+    rows: list[Row] = []
+    if section.source or section.train:
+        rows = _generated(section, seed, screen) if section.source else _from_file(section, screen, skip_broken)
+    elif not sft.data:
+        raise UsageError("the recipe names no data", "set data.train=FILE or data.source=reasoning_gym:TASK")
+    train, holdout = _split(rows, section, seed, report)
+    conversations = screen.conversations
+    if sft.data:
+        conversations = _sft_file(sft.data, section, screen, {_key(r, section) for r in holdout}, skip_broken)
+    elif section.demonstrations:
+        conversations = _demonstrations(train, section, seed)
+    for stem, part in (("train", train), ("holdout", holdout), ("sft", conversations)):
+        if part:
+            report.kept[stem] = len(part)
+            files.write_bytes(out / f"{stem}.jsonl", dump_rows(part))
+    if not report.kept.get("train") and not report.kept.get("sft"):
+        raise DataError(f"no row is left: {_reasons(report)}", "look at the first rows and at the column names")
+    return report
+
+
+@dataclass
+class _Screen:
+    """Decides row by row what is kept; remembers prompts seen."""
+
+    section: DataSection
+    tokenizer: Any
+    report: Report
+    excluded: set[str]
+    seen: set[str] = field(default_factory=set)
+    conversations: list[Row] = field(default_factory=list)
+    """whole conversations of rows that have no prompt of their own, or both"""
+
+    def keep(self, row: Row, where: str, need: str = "prompt") -> Row | None:
+        """The row with just the columns that are used, or None; the reason is counted."""
+        item = read_item(row, self.section, where, need=need)
+        reason = self._reason(item, where)
+        if reason:
+            self.report.dropped[reason] += 1
+            return None
+        return _used_columns(item, self.section)
+
+    def _reason(self, item: Item, where: str) -> str:
+        content = item.prompt if item.prompt is not None else item.messages
+        if _is_blank(content):
+            return "empty prompt"
+        if item.prompt is not None and self.section.label_key and not (item.label or "").strip():
+            return "missing label"
+        if item.messages is not None and not any(m["role"] == "assistant" for m in item.messages):
+            return "no assistant message"
+        key = _canonical(content)
+        if key in self.excluded:
+            return "overlap with evaluation"
+        if key in self.seen:
+            return "duplicate"
+        self.seen.add(key)
+        if self.tokenizer is not None and item.prompt is not None:
+            text = render_prompt(item, self.section, self.tokenizer, where)
+            if len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) > self.section.max_prompt_tokens:
+                return "too long"
+        return ""
+
+
+def _generated(section: DataSection, seed: int, screen: _Screen) -> list[Row]:
+    wanted = section.count + section.holdout
+    if not section.count:
+        raise UsageError(f"data.source = {section.source!r} without data.count", "set data.count, e.g. 6000")
+    rows: list[Row] = []
+    limit = MAX_DRAWS_PER_ROW * wanted
+    stream = open_source(section.source, section.source_args, derive_seed(seed, "source"))
+    for number, drawn in enumerate(stream, 1):
+        # a generated row has slime's own column names; the recipe may have renamed them
+        named = {
+            section.input_key: drawn["prompt"],
+            section.label_key or "label": drawn["label"],
+            section.metadata_key: drawn["metadata"],
+        }
+        row = screen.keep(named, f"{section.source} row {number}")
+        if row is not None:
+            rows.append(row)
+        if len(rows) == wanted or number == limit:
+            break
+    if len(rows) < wanted:
+        raise DataError(
+            f"{section.source} gave {len(rows)} usable rows in {number} draws, but {wanted} are wanted "
+            f"({section.count} + {section.holdout} held out): {_reasons(screen.report)}",
+            "lower data.count, or widen the task with data.source_args",
+        )
+    return rows
+
+
+def _from_file(section: DataSection, screen: _Screen, skip_broken: bool) -> list[Row]:
+    rows = []
+    for number, row in _readable(section.train, screen.report, skip_broken):
+        try:
+            kept = screen.keep(row, f"{section.train} row {number}", need="any")
+        except DataError as error:
+            if not skip_broken or number == 1:
+                raise
+            _count_broken(screen.report, error)
+            continue
+        if kept is None:
+            continue
+        if section.messages_key in kept:
+            screen.conversations.append(kept)
+        if section.input_key in kept:
+            rows.append(kept)
+    return rows
+
+
+def _sft_file(path: str, section: DataSection, screen: _Screen, held_out: set[str], skip_broken: bool) -> list[Row]:
+    own = _Screen(section, None, screen.report, screen.excluded)
+    out = []
+    for number, row in _readable(path, screen.report, skip_broken):
+        kept = own.keep(row, f"{path} row {number}", need="messages")
+        if kept is None:
+            continue
+        if _conversation_prompt(kept[section.messages_key]) in held_out:
+            screen.report.dropped["overlap with holdout"] += 1
+            continue
+        out.append(kept)
+    return out
+
+
+def _readable(path: str, report: Report, skip_broken: bool) -> Iterator[tuple[int, Row]]:
+    on_broken = (lambda error: _count_broken(report, error)) if skip_broken else None
+    counts: Counter[str] = Counter()
+    yield from enumerate(read_rows(path, counts, on_broken), 1)
+    if counts["blank"]:
+        report.dropped["blank line"] += counts["blank"]
+
+
+def _count_broken(report: Report, error: DataError) -> None:
+    report.dropped["broken"] += 1
+    if len(report.examples) < 5:
+        report.examples.append(error.what)
+
+
+def _split(rows: list[Row], section: DataSection, seed: int, report: Report) -> tuple[list[Row], list[Row]]:
+    """(train, holdout): a seeded choice of rows is held out, both keep the input's order."""
+    if section.holdout and len(rows) <= section.holdout:
+        raise DataError(
+            f"{len(rows)} usable rows cannot give {section.holdout} held-out ones and any to train on: "
+            f"{_reasons(report)}",
+            "lower data.holdout or bring more data",
+        )
+    chosen = set(Random(derive_seed(seed, "holdout")).sample(range(len(rows)), section.holdout))
+    holdout = [r for i, r in enumerate(rows) if i in chosen]
+    train = [r for i, r in enumerate(rows) if i not in chosen]
+    if section.count and len(train) < section.count:
+        raise DataError(
+            f"{len(train)} usable rows, but data.count = {section.count}: {_reasons(report)}", "lower data.count"
+        )
+    if section.count and len(train) > section.count:
+        report.dropped["over data.count"] = len(train) - section.count
+        train = train[: section.count]
+    return train, holdout
+
+
+def _demonstrations(train: list[Row], section: DataSection, seed: int) -> list[Row]:
+    write = load_demonstration(section.demonstrations, section.demonstration_args)
+    out = []
+    for number, row in enumerate(train):
+        canonical = {"label": row.get(section.label_key), "metadata": row.get(section.metadata_key, {})}
+        answer = write(canonical, Random(derive_seed(seed, "demonstration", number)))
+        prompt = row[section.input_key]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        extra = {section.tool_key: row[section.tool_key]} if section.tool_key in row else {}
+        out.append({section.messages_key: [*messages, {"role": "assistant", "content": answer}], **extra})
+    return out
+
+
+def _used_columns(item: Item, section: DataSection) -> Row:
+    values = {
+        section.input_key: item.prompt,
+        section.label_key: item.label,
+        section.metadata_key: item.metadata or None,
+        section.tool_key: item.tools,
+        section.messages_key: item.messages,
+    }
+    return {k: v for k, v in values.items() if k and v is not None}
+
+
+def _keys_of(path: str, section: DataSection) -> Iterator[str]:
+    for row in read_rows(path):
+        if section.input_key in row:
+            yield _canonical(row[section.input_key])
+
+
+def _key(row: Row, section: DataSection) -> str:
+    return _canonical(row[section.input_key])
+
+
+def _conversation_prompt(messages: list[dict[str, Any]]) -> str:
+    first_answer = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    return _canonical(messages[:first_answer])
+
+
+def _canonical(content: Any) -> str:
+    """Equal for prompts that differ only in white space, or in being text instead of one user message."""
+    if isinstance(content, list):
+        messages = [m for m in content if m.get("role") != "system"]
+        if len(messages) == 1 and isinstance(messages[0].get("content"), str):
+            content = messages[0]["content"]
+        else:
+            return json.dumps(messages, sort_keys=True, ensure_ascii=False)
+    return " ".join(str(content).split())
+
+
+def _is_blank(content: Any) -> bool:
+    if isinstance(content, list):
+        return not any(m.get("content") or m.get("tool_calls") for m in content)
+    return not str(content or "").strip()
+
+
+def _reasons(report: Report) -> str:
+    return ", ".join(f"{n} {reason}" for reason, n in sorted(report.dropped.items()) if n) or "nothing was dropped"

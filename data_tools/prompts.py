@@ -1,0 +1,83 @@
+"""Prompts as the engine gets them: rendered with the chat template and tokenized once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slimecli.data_tools.columns import Item, read_item, with_system_prompt
+from slimecli.data_tools.formats import read_rows
+from slimecli.errors import DataError
+from slimecli.recipe_sections import DataSection
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One rendered prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    label: str | None
+    metadata: dict[str, Any]
+
+
+def load_prompts(path: str, section: DataSection, tokenizer: Any) -> list[Prompt]:
+    """Read and render all prompts of a file (.jsonl or .parquet, with optional slice).
+
+    A prompt over `max_prompt_tokens` is an error: prepare-data drops and counts those, nobody else may.
+    """
+    prompts = []
+    too_long: list[str] = []
+    for number, row in enumerate(read_rows(path), 1):
+        where = f"{path} row {number}"
+        item = read_item(row, section, where)
+        text = render_prompt(item, section, tokenizer, where)
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not ids:
+            raise DataError(f"{where}: the prompt is empty", "`slime prepare-data` drops and counts such rows")
+        if len(ids) > section.max_prompt_tokens:
+            too_long.append(f"row {number} ({len(ids)} tokens)")
+        metadata = item.metadata | ({"tools": item.tools} if item.tools else {})
+        prompts.append(Prompt(text, ids, item.label, metadata))
+    if too_long:
+        raise DataError(
+            f"{path}: {len(too_long)} of {len(prompts)} prompts are longer than {section.max_prompt_tokens} tokens, "
+            f"first {too_long[0]}",
+            "drop them with `slime prepare-data`, or raise data.max_prompt_tokens",
+        )
+    return prompts
+
+
+def render_prompt(item: Item, section: DataSection, tokenizer: Any, where: str) -> str:
+    """The text that the model continues."""
+    if item.prompt is None:
+        raise DataError(f"{where}: no prompt", f"fill column {section.input_key!r}")
+    if not section.apply_chat_template:
+        if not isinstance(item.prompt, str):
+            raise DataError(f"{where}: the prompt is a list of messages", "set data.apply_chat_template = true")
+        return section.system_prompt + item.prompt
+    require_template(tokenizer)
+    messages = [{"role": "user", "content": item.prompt}] if isinstance(item.prompt, str) else item.prompt
+    messages = with_system_prompt(messages, section.system_prompt)
+    return render(tokenizer, messages, item.tools, where, add_generation_prompt=True)
+
+
+def render(tokenizer: Any, messages: Any, tools: Any, where: str, **kwargs: Any) -> str:
+    """Chat template -> text; what the template refuses is a DataError."""
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs))
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{where}: the chat template refuses the messages: {error}", "check roles, their order and the contents"
+        ) from error
+
+
+def require_template(tokenizer: Any) -> None:
+    """Raise unless the tokenizer has a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            "the tokenizer has no chat template",
+            "use an instruction-tuned model's tokenizer, or set data.apply_chat_template = false",
+        )

@@ -1,0 +1,185 @@
+"""Scores for answers. REWARDS: name -> function(sample) -> float, each in its own file; own ones by path.
+
+Whatever goes wrong while scoring is a SlimeError that names the scorer and the sample: a failed score is counted by the
+rollout, it never becomes a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from slimecli.data_tools.hooks import load_hook
+from slimecli.data_tools.rewards.extract import extract_boxed
+from slimecli.errors import DataError, SlimeError, UsageError, nearest
+from slimecli.recipe_sections import RewardSection
+from slimecli.types import Sample
+
+REWARDS: dict[str, str] = {
+    "reasoning_gym": "slimecli.data_tools.rewards.reasoning_gym:score",
+    "exact": "slimecli.data_tools.rewards.text:exact",
+    "regex": "slimecli.data_tools.rewards.text:regex",
+    "f1": "slimecli.data_tools.rewards.text:f1",
+    "math": "slimecli.data_tools.rewards.math:score",
+}
+"""rm_type -> function(response, label, metadata) -> score. `boxed_NAME` scores the last \\boxed{} of the response."""
+
+Scorer = Callable[[str, str | None, dict[str, Any]], float]
+RewardHook = Callable[..., Any]
+
+MAX_PARALLEL = 8
+"""scores computed at the same time; the deadline of one starts when its turn comes"""
+
+
+class RewardTimeout(SlimeError):
+    """A scorer did not answer in time."""
+
+
+@cache
+def load_scorer(name: str) -> Scorer:
+    """The built-in scorer of that name."""
+    base = name.removeprefix("boxed_")
+    if base not in REWARDS:
+        raise UsageError(
+            f"no reward type {name!r}{nearest(base, list(REWARDS))}",
+            f"types: {', '.join(REWARDS)}, each also as boxed_NAME; or reward.path = file.py:function",
+        )
+    module, _, attribute = REWARDS[base].partition(":")
+    function: Scorer = getattr(importlib.import_module(module), attribute)
+    if base == name:
+        return function
+    return lambda response, label, metadata: function(extract_boxed(response) or "", label, metadata)
+
+
+def load_reward(section: RewardSection) -> RewardHook:
+    """The reward function of a recipe: async (args, sample, **kw) -> float or named floats.
+
+    With `section.group` it takes a list of samples and returns as many scores. Loading checks the name and signature;
+    calling enforces `timeout_s` (RewardTimeout) and wraps what the scorer raises.
+    """
+    if section.path:
+        hook = load_hook(section.path, ("args", "samples" if section.group else "sample"))
+        name = section.path
+    else:
+        load_scorer(section.type)
+        hook, name = _builtin(section), section.type
+    gate = _Gate()
+
+    async def reward(args: Any, subject: Any, **kwargs: Any) -> Any:
+        async with gate.here():
+            result = await _call(hook, name, section.timeout_s, args, subject, kwargs)
+        if isinstance(subject, list):
+            return _check_group(result, subject, name)
+        return _check_score(result, subject, name)
+
+    return reward
+
+
+def _builtin(section: RewardSection) -> RewardHook:
+    def score(args: Any, subject: Sample | list[Sample], **kwargs: Any) -> Any:
+        if isinstance(subject, list):
+            return [score(args, s) for s in subject]
+        scorer = load_scorer(subject.metadata.get("rm_type") or section.type)
+        return scorer(subject.response, subject.label, subject.metadata)
+
+    return score
+
+
+async def _call(hook: RewardHook, name: str, timeout_s: float, args: Any, subject: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            if _is_async(hook):
+                return await hook(args, subject, **kwargs)
+            result = await _in_thread(lambda: hook(args, subject, **kwargs))
+            return await result if inspect.isawaitable(result) else result
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise _wrap(error, name, subject) from error
+        raise RewardTimeout(
+            f"reward {name} took longer than {timeout_s:g} s for {_who(subject)}",
+            "make it faster, or raise reward.timeout_s",
+        ) from None
+    except SlimeError as error:
+        kind = DataError if isinstance(error, DataError) else SlimeError
+        raise kind(f"reward {name} for {_who(subject)}: {error.what}", error.fix) from error
+    except Exception as error:  # a user's function may raise anything; it goes on as a SlimeError with its cause
+        raise _wrap(error, name, subject) from error
+
+
+def _wrap(error: Exception, name: str, subject: Any) -> SlimeError:
+    return SlimeError(
+        f"reward {name} raised {type(error).__name__} for {_who(subject)}: {error}",
+        "mend the reward function; `slime reward check DATA` tries it without a model",
+    )
+
+
+def _is_async(hook: RewardHook) -> bool:
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Run in a daemon thread: one that hangs past its deadline must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # carried to the waiting coroutine
+            failure = error if not isinstance(error, StopIteration) else RuntimeError("StopIteration")
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    threading.Thread(target=work, daemon=True, name="slime-reward").start()
+    return await future
+
+
+class _Gate:
+    """A semaphore per event loop, so that one reward function serves several `asyncio.run` calls."""
+
+    def __init__(self) -> None:
+        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def here(self) -> asyncio.Semaphore:
+        return self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_PARALLEL))
+
+
+def _check_score(result: Any, sample: Sample, name: str) -> float | dict[str, float]:
+    values = list(result.values()) if isinstance(result, dict) else [result]
+    if not values or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
+        raise SlimeError(
+            f"reward {name} returned {result!r} for {_who(sample)}",
+            "return a finite number, or a dict of named finite numbers",
+        )
+    return {k: float(v) for k, v in result.items()} if isinstance(result, dict) else float(result)
+
+
+def _check_group(result: Any, group: list[Sample], name: str) -> list[float | dict[str, float]]:
+    if not isinstance(result, (list, tuple)) or len(result) != len(group):
+        got = f"{len(result)} scores" if isinstance(result, (list, tuple)) else repr(result)
+        raise SlimeError(f"reward {name} returned {got} for {len(group)} samples", "return one score per sample")
+    return [_check_score(r, s, name) for r, s in zip(result, group, strict=True)]
+
+
+def _who(subject: Any) -> str:
+    if isinstance(subject, list):
+        return f"a group of {len(subject)} (group {subject[0].group_index if subject else '-'})"
+    return f"sample {subject.index}"
