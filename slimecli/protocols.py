@@ -67,7 +67,7 @@ class Trainer(Protocol):
     """Holds policy, optimizer and (when asked for) reference weights. Every call is collective over its ranks."""
 
     def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
-        """[T] float32 log-probability of each trained target token at the rollout temperature, 0 elsewhere; no gradient."""
+        """[T] float32 log-prob of each trained target token at the rollout temperature, 0 elsewhere; no gradient."""
 
     def step(self, batch: TrainBatch) -> StepStats:
         """One optimizer step on a batch that carries everything the loss needs."""
