@@ -1,0 +1,225 @@
+"""Tokens trained per second by the FSDP trainer, against a plain padded transformers loop.
+
+    python -m benchmarks.train_throughput [--shape quickstart --shape tiny ...] [--threads 1] [--device auto]
+
+Same weights, same samples (groups that share a prompt, answers of different lengths), same GRPO loss, same optimizer.
+The loop pads every micro-batch to its longest sample and holds the full logits. Tokens are counted without padding,
+and the gradient norms of the first step must agree: both sides do the same job.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _common
+from benchmarks._models import SHAPES, Shape, make_model
+from benchmarks._roofline import Limits, measure_limits
+from slimecli import env
+from slimecli.types import Group, Sample, SampleStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one optimizer step trains on."""
+
+    prompts: int
+    group: int
+    prompt_tokens: int
+    shortest: int
+    """tokens of the shortest answer"""
+    longest: int
+    """tokens of the longest answer; lengths are uniform in between"""
+    budget: int
+    """tokens of a micro-batch, padding included on the side that pads"""
+
+
+WORKS: dict[str, Work] = {
+    "quickstart": Work(prompts=32, group=8, prompt_tokens=14, shortest=4, longest=24, budget=16384),
+    "tiny": Work(prompts=8, group=8, prompt_tokens=32, shortest=8, longest=128, budget=4096),
+    "0.6b": Work(prompts=2, group=4, prompt_tokens=32, shortest=8, longest=64, budget=1024),
+    "0.6b-gpu": Work(prompts=32, group=8, prompt_tokens=512, shortest=128, longest=2048, budget=32768),
+    "4b-gpu": Work(prompts=8, group=8, prompt_tokens=512, shortest=128, longest=2048, budget=16384),
+}
+
+
+def make_groups(work: Work, seed: int = 0) -> list[Group]:
+    """Random groups; rewards differ inside a group so that there is something to learn."""
+    rng = random.Random(seed)
+    groups: list[Group] = []
+    for g in range(work.prompts):
+        prompt = [rng.randrange(3, 250) for _ in range(work.prompt_tokens)]
+        group = []
+        for i in range(work.group):
+            length = rng.randint(work.shortest, work.longest)
+            sample = Sample(
+                group_index=g,
+                index=g * work.group + i,
+                tokens=prompt + [rng.randrange(3, 250) for _ in range(length)],
+                response_length=length,
+                reward=float(i % 2),
+                status=SampleStatus.COMPLETED,
+            )
+            group.append(sample)
+        groups.append(group)
+    return groups
+
+
+def slime_side(folder: Path, batch: Any, work: Work, threads: int, dtype: str) -> tuple[Callable[[], float], Any]:
+    """(one optimizer step -> gradient norm, the trainer)."""
+    from slimecli.recipe import validate_recipe
+    from slimecli.trainers import open_trainer
+
+    trainer_section = {"max_tokens_per_micro_batch": work.budget, "threads": threads, "lr": 1e-5}
+    model = {"path": str(folder), "source": "path", "dtype": dtype}
+    trainer = open_trainer(validate_recipe({"trainer": trainer_section, "model": model}), folder, total_steps=1000)
+    return lambda: trainer.step(batch).grad_norm, trainer
+
+
+def padded_side(folder: Path, batch: Any, work: Work, device: str, dtype: str) -> Callable[[], float]:
+    """One optimizer step of the loop that everybody writes first; returns the gradient norm."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    bounds = batch.cu_seqlens.tolist()
+    pieces = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+
+    def padded(values: torch.Tensor, rows: list[slice]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence([values[r] for r in rows], batch_first=True).to(device)
+
+    micro = max(1, work.budget // (work.prompt_tokens + work.longest))
+    autocast = torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def step() -> float:
+        for start in range(0, len(pieces), micro):
+            rows = pieces[start : start + micro]
+            ids, targets = padded(batch.tokens, rows), padded(batch.targets, rows)
+            mask = padded(torch.ones(len(batch.tokens)), rows)
+            with autocast:
+                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            picked = torch.log_softmax(logits.float(), -1).gather(-1, targets[..., None])[..., 0]
+            ratio = torch.exp(picked - picked.detach())
+            advantages, weight = padded(batch.advantages, rows), padded(batch.loss_weight, rows)
+            clipped = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages)
+            (clipped * weight).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(norm)
+
+    return step
+
+
+def make_batch(work: Work) -> Any:
+    """A TrainBatch as the loop hands it to the trainer."""
+    from slimecli.algos import algorithm
+    from slimecli.batch import from_groups, weigh
+    from slimecli.recipe_sections import AlgoSection
+
+    batch = from_groups(make_groups(work), temperature=1.0)
+    batch = batch.replace(advantages=algorithm("grpo").advantages(batch, AlgoSection()))
+    return weigh(batch, "sample")
+
+
+def measure(name: str, work: Work, flags: Any, device: str, limits: Limits, where: Path) -> dict[str, Any]:
+    """Both sides on one shape. On a GPU one after the other: two sets of optimizer state need not fit."""
+    import torch
+
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    shape: Shape = SHAPES[name]
+    folder = make_model(where / name, shape, dtype=dtype)
+    batch = make_batch(work)
+    tokens = int(batch.num_tokens)
+    ours, trainer = slime_side(folder, batch, work, flags.threads, dtype)
+    norms = {"slime": ours()}
+    if device == "cuda":
+        timings = _common.interleave({"slime": ours}, flags.repeats)
+        trainer.close()
+        gc.collect()
+        torch.cuda.empty_cache()
+        theirs = padded_side(folder, batch, work, device, dtype)
+        norms["padded"] = theirs()
+        timings |= _common.interleave({"padded": theirs}, flags.repeats)
+    else:
+        theirs = padded_side(folder, batch, work, device, dtype)
+        norms["padded"] = theirs()
+        timings = _common.interleave({"slime": ours, "padded": theirs}, flags.repeats)
+        trainer.close()
+    check_same_job(norms, 2e-2 if dtype == "bfloat16" else 1e-3)
+    sides = {}
+    for side, measured in timings.items():
+        middle = _common.medians(measured)
+        sides[side] = {
+            "tokens_per_s": tokens / middle.wall,
+            "tokens_per_cpu_s": tokens / middle.cpu,
+            "seconds_per_step": middle.wall,
+            "spread": _common.spread([t.wall for t in measured]),
+        }
+    span = float((batch.lengths.double() ** 2).sum() / batch.lengths.sum()) / 2
+    flops = shape.flops(tokens, span, backward=True)
+    return {
+        "shape": name, "device": device, "dtype": dtype, "samples": work.prompts * work.group, "tokens": tokens,
+        "sides": sides, "gradient_norms": norms,
+        "ratio": sides["slime"]["tokens_per_s"] / sides["padded"]["tokens_per_s"],
+        "ratio_cpu": sides["slime"]["tokens_per_cpu_s"] / sides["padded"]["tokens_per_cpu_s"],
+        "model_flops_utilisation": flops / sides["slime"]["seconds_per_step"] / limits.flops_per_s,
+    }  # fmt: skip
+
+
+def check_same_job(norms: dict[str, float], tolerance: float) -> None:
+    """Stop when the two sides do not compute the same gradient: their speeds would not be comparable."""
+    a, b = norms["slime"], norms["padded"]
+    if abs(a - b) > tolerance * max(a, b):
+        raise SystemExit(f"gradient norms differ: slime {a:.6g}, padded loop {b:.6g}; the two do not do the same job")
+
+
+def main() -> None:
+    """Measure the shapes asked for."""
+    flags_of = _common.parser("FSDP trainer against a padded transformers loop", repeats=5)
+    flags_of.add_argument("--shape", action="append", choices=list(WORKS), help="repeatable")
+    flags_of.add_argument("--threads", type=int, default=1, help="CPU threads of both sides")
+    flags_of.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    flags_of.add_argument("--models", type=Path, help="folder that keeps the random models between runs")
+    flags = flags_of.parse_args()
+    env.set_threads(flags.threads)
+    env.quiet_libraries()
+    import torch
+
+    torch.set_num_threads(flags.threads)
+    device = flags.device if flags.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    usual = ["0.6b-gpu", "4b-gpu"] if device == "cuda" else ["quickstart", "tiny", "0.6b"]
+    works = {name: WORKS[name] for name in (flags.shape or usual)}
+    if flags.smoke:
+        works = {"quickstart": replace(WORKS["quickstart"], prompts=2, group=4)}
+        flags.repeats = 1
+    limits = measure_limits(device, torch.bfloat16 if device == "cuda" else torch.float32, smoke=flags.smoke)
+    with tempfile.TemporaryDirectory() as scratch:
+        where = flags.models or Path(scratch)
+        results = [measure(n, w, flags, device, limits, where) for n, w in works.items()]
+    for result in results:
+        title = (
+            f"{result['shape']}: {result['samples']} samples, {result['tokens']} tokens: slime is "
+            f"{result['ratio']:.2f}x the padded loop, {result['model_flops_utilisation']:.0%} of the product peak"
+        )
+        _common.show(title, [{"side": side, **values} for side, values in result["sides"].items()])
+    summary = {
+        "ratio": statistics.geometric_mean(r["ratio"] for r in results),
+        "against": "padded transformers loop",
+        "threads": flags.threads,
+        "gemm_gflops": limits.flops_per_s / 1e9,
+        "results": results,
+    }
+    _common.finish("train_throughput_gpu" if device == "cuda" else "train_throughput", summary, save=flags.save)
+
+
+if __name__ == "__main__":
+    main()
