@@ -195,9 +195,10 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Registry names and own functions."""
     keep = recipe.rollout.dynamic_filter
     is_path = ":" in keep or "." in keep
+    reward = "" if recipe.reward.path else recipe.reward.type.removeprefix("boxed_")
     named = (
         ("algo.name", recipe.algo.name, "slimecli.algos", "ALGORITHMS"),
-        ("reward.type", "" if recipe.reward.path else recipe.reward.type, "slimecli.data_tools.rewards", "REWARDS"),
+        ("reward.type", reward, "slimecli.data_tools.rewards", "REWARDS"),
         ("rollout.dynamic_filter", "" if is_path else keep, "slimecli.data_tools.filters", "FILTERS"),
         ("data.source", recipe.data.source.partition(":")[0], "slimecli.data_tools.sources", "SOURCES"),
         ("data.demonstrations", recipe.data.demonstrations, "slimecli.data_tools.demonstrations", "DEMONSTRATIONS"),

@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -172,19 +172,38 @@ def validate_recipe(tree: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 
 def _explain(error: Any, known: list[str]) -> str:
+    """One pydantic error as a sentence with the dotted path, and the nearest valid name where there is one."""
     path = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         section = path.rpartition(".")[0]
         siblings = [k for k in known if k.rpartition(".")[0] == section] or known
+        # a top-level name may be a misspelt section as well as a misspelt field
+        siblings += [] if section else section_names()
         return f"unknown key `{path}`{nearest(path, siblings) or nearest(path, known)}"
-    return f"`{path}` = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["type"] == "model_type":
+        fields = [k for k in known if k.startswith(f"{path}.")]
+        return f"`{path}` = {error['input']!r}: this is a section; write a [{path}] table, e.g. with {fields[0]}"
+    text = f"`{path}` = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["type"] == "literal_error":
+        allowed = str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        text += nearest(str(error["input"]), allowed)
+    return text
+
+
+def section_names() -> list[str]:
+    """Names of the sections of a recipe."""
+    return [name for name, info in Recipe.model_fields.items() if _is_section(info.annotation)]
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def recipe_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(dotted name, default, help) of every field, depth first."""
     for name, info in section.model_fields.items():
         annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield from recipe_fields(annotation, f"{prefix}{name}.")
+        if _is_section(annotation):
+            yield from recipe_fields(cast(type[Section], annotation), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", info.default, info.description or ""

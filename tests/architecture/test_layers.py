@@ -1,0 +1,118 @@
+"""Imports go down, or sideways within one layer."""
+
+import sys
+
+from tests.architecture.sources import library_files, module_name, top_imports
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "types", "model_specs"),
+    ("data_tools", "recipe", "recipe_sections", "rundir", "protocols", "console", "env", "files", "seeds", "static"),
+    ("algos", "batch"),
+    ("engines", "trainers", "sync", "cluster", "weights", "rollout", "observe", "clock"),
+    ("loop", "stage", "session", "pipeline", "plan", "plan_checks", "plan_machine", "plan_numbers"),
+    ("commands",),
+    ("cli",),
+)
+"""first part of the name below slimecli, lowest layer first"""
+
+HEAVY = ("torch", "transformers", "ray", "sglang", "megatron", "mbridge")
+ALLOWED: tuple[frozenset[str], ...] = (
+    frozenset(),
+    frozenset({"pydantic", "rich"}),
+    frozenset({"torch"}),
+    frozenset({"torch", "transformers"}),
+    frozenset({"torch"}),
+    frozenset({"typer"}),
+    frozenset({"typer"}),
+)
+"""third-party packages that a layer may import at module top besides LIGHT; heavy ones are what this is about"""
+LIGHT = frozenset(
+    {"aiohttp", "numpy", "orjson", "safetensors", "tokenizers", "zstandard", "pyarrow", "huggingface_hub"}
+)
+LIGHT_FROM = 2
+"""lowest layer in which LIGHT packages may stand at module top; below, and in the two top layers, inside functions"""
+
+IN_FUNCTIONS_ONLY = ("ray", "sglang", "megatron", "mbridge")
+COMMAND_TOPS = {"errors", "console", "commands", "protocols"}
+"""what a command module may import from slimecli at module top"""
+PLAN = ("plan", "plan_checks", "plan_machine", "plan_numbers", "static")
+
+
+def layer_of(module: str) -> int:
+    part = module.split(".")[1] if "." in module else ""
+    for number, members in enumerate(LAYERS):
+        if part in members:
+            return number
+    raise AssertionError(f"{module} stands in no layer: add it to LAYERS, and to the table in the design")
+
+
+def test_every_module_stands_in_a_layer():
+    names = [module_name(p) for p in library_files()]
+    assert len(names) > 30
+    for name in names:
+        if name != "slimecli":
+            layer_of(name)
+
+
+def test_imports_go_down_or_sideways():
+    wrong = []
+    for path in library_files():
+        name = module_name(path)
+        if name == "slimecli":
+            assert top_imports(path) == []
+            continue
+        for target in top_imports(path):
+            if target.startswith("slimecli.") and not _is_attribute(target) and layer_of(target) > layer_of(name):
+                wrong.append(f"{name} (layer {layer_of(name)}) imports {target} (layer {layer_of(target)})")
+    assert wrong == []
+
+
+def _is_attribute(target: str) -> bool:
+    return target in ("slimecli.__version__",)
+
+
+def test_third_party_packages_stay_in_their_layers():
+    wrong = []
+    for path in library_files():
+        name = module_name(path)
+        number = layer_of(name) if name != "slimecli" else 0
+        allowed = ALLOWED[number] | ALLOWED[1] if 1 <= number <= 4 else ALLOWED[number]
+        allowed |= LIGHT if LIGHT_FROM <= number <= 4 else frozenset()
+        for target in top_imports(path):
+            root = target.split(".")[0]
+            if root in sys.stdlib_module_names or root == "slimecli" or root in allowed:
+                continue
+            wrong.append(f"{name} imports {target} at module top")
+    assert wrong == []
+
+
+def test_ray_sglang_and_megatron_are_imported_in_functions_only():
+    wrong = [
+        f"{module_name(p)}: {target}"
+        for p in library_files()
+        for target in top_imports(p)
+        if target.split(".")[0] in IN_FUNCTIONS_ONLY
+    ]
+    assert wrong == []
+
+
+def test_plan_needs_neither_torch_nor_a_module_that_does():
+    for path in library_files():
+        name = module_name(path)
+        if name.split(".")[-1] in PLAN and not name.startswith("slimecli.commands"):
+            for target in top_imports(path):
+                assert target.split(".")[0] not in HEAVY, f"{name} imports {target}"
+                if target.startswith("slimecli."):
+                    assert layer_of(target) != 2 and (layer_of(target) != 3), f"{name} imports {target}"
+
+
+def test_command_modules_import_only_light_things_at_the_top():
+    wrong = []
+    for path in library_files():
+        name = module_name(path)
+        if not name.startswith("slimecli.commands.") or name == "slimecli.commands._stages":
+            continue
+        for target in top_imports(path):
+            if target.startswith("slimecli.") and target.split(".")[1] not in COMMAND_TOPS:
+                wrong.append(f"{name} imports {target}")
+    assert wrong == []
