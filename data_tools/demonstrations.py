@@ -85,3 +85,9 @@ def reverse_steps(row: Row, rng: Random, direct: float = 0.6) -> str:
     if rng.random() < direct:
         return answer
     return " ".join([*answer, answer])
+
+
+def describe(name: str) -> str:
+    """First line of a writer's description."""
+    module, _, attribute = DEMONSTRATIONS[name].partition(":")
+    return (inspect.getdoc(getattr(importlib.import_module(module), attribute)) or "").partition("\n")[0]

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slimecli import files
-from slimecli.data_tools.formats import read_rows
-from slimecli.errors import DataError, UsageError
-from slimecli.recipe_sections import DataSection
+from slimecli.errors import UsageError
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML = Path(__file__).parent / "templates" / "chatml.jinja"
@@ -25,7 +23,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
     `<|reserved_i|>` fill the rest, so that the size never depends on the data.
 
     Args:
-        texts: what merges are counted on; without chat markers.
+        texts: contents of messages; the template's role words are counted along with each.
         vocab_size: at least 259: 256 bytes and three special tokens.
         out: folder, made if missing.
     """
@@ -51,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_with_roles(texts), trainer)
     missing = vocab_size - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(missing)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
@@ -61,26 +59,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
         fast.save_pretrained(out)
 
 
-def tokenizer_texts(folder: Path, section: DataSection) -> Iterator[str]:
-    """Texts of a prepared data folder to train a tokenizer on: roles and contents, conversations first."""
-    found = False
-    for stem in ("sft", "train"):
-        path = folder / f"{stem}.jsonl"
-        if not path.is_file():
-            continue
-        for row in read_rows(str(path)):
-            for role, content in _parts(row, section):
-                found = True
-                yield f"{role}\n"
-                yield content
-    if not found:
-        raise DataError(f"{folder} has no text to train a tokenizer on", "run `slime prepare-data` first")
-
-
-def _parts(row: dict[str, object], section: DataSection) -> Iterator[tuple[str, str]]:
-    for key in (section.messages_key, section.input_key):
-        value = row.get(key)
-        if isinstance(value, str):
-            yield "user", value
-        elif isinstance(value, list):
-            yield from ((str(m["role"]), str(m.get("content") or "")) for m in value)
+def _with_roles(texts: Iterable[str]) -> Iterator[str]:
+    """Each content with the role words that ChatML puts around it, so that they become one token each."""
+    for text in texts:
+        yield text
+        yield "user\n"
+        yield "assistant\n"

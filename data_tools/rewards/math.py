@@ -1,8 +1,8 @@
 """Equality of mathematical answers: the last \\boxed{} of the response against the label.
 
-Two answers are equal when their normalised texts are, or when both can be read as arithmetic and agree at several values
-of their variables. The reader is our own and knows numbers, + - * / ^, roots, fractions and a few functions: nothing that
-a model writes is ever evaluated as Python.
+Two answers are equal when their normalised texts are, or when both can be read as arithmetic and agree at several
+values of their variables. The reader is our own and knows numbers, + - * / ^, roots, fractions and a few functions:
+nothing that a model writes is ever evaluated as Python.
 """
 
 from __future__ import annotations
