@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,11 +43,12 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
     _ours.update((buffer, manifest))
     # A reader of an older manifest must not find it while the bytes change under it.
     manifest.unlink(missing_ok=True)
-    tensors, end, full = [], 0, False
+    tensors: list[dict[str, Any]] = []
+    end, total, full = 0, 0, False
     with buffer.open("r+b" if buffer.exists() else "w+b", buffering=0) as handle:
         for name, tensor in pairs:
             start = -(-end // ALIGN) * ALIGN
-            end = start + tensor.nbytes
+            end, total = start + tensor.nbytes, total + tensor.nbytes
             tensors.append(
                 {
                     "name": name,
@@ -67,7 +69,7 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
             "give it more (docker run --shm-size=...), or --set sync.kind=disk",
         )
     files.write_text(manifest, json.dumps({"buffer": str(buffer), "version": version, "tensors": tensors}))
-    return manifest, sum(int(t["nbytes"]) for t in tensors)
+    return manifest, total
 
 
 def _write_at(fd: int, offset: int, data: memoryview) -> bool:

@@ -146,7 +146,7 @@ class HfFolder:
         entry = self.entries[name]
         data = torch.empty(entry.nbytes, dtype=torch.uint8)
         with entry.file.open("rb", buffering=0) as handle:
-            view = memoryview(data.numpy())
+            view: memoryview = data.numpy().data
             handle.seek(entry.offset)
             while len(view):
                 count = handle.readinto(view)
@@ -194,7 +194,8 @@ def _entry(path: Path, start: int, data: dict[str, Any]) -> TensorEntry:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in element order, without a copy for contiguous CPU tensors."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8))
+    view: memoryview = (flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)).data
+    return view
 
 
 class _ShardWriter:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from slimecli.errors import DataError
 from slimecli.model_specs import ModelSpec
-
-if TYPE_CHECKING:
-    from slimecli.weights.maps.rule import Rule
+from slimecli.weights.maps.rule import Layout, Rule
 
 LAYOUTS: dict[str, str] = {
-    "dense": "slimecli.weights.maps.dense:rules",
+    "dense": "slimecli.weights.maps.dense:LAYOUT",
 }
-"""Family.layout -> function (ModelSpec, padded vocabulary) -> list of rules in layer order"""
+"""Family.layout -> its Layout"""
+
+
+def layout_of(spec: ModelSpec) -> Layout:
+    """The layout of a model's family."""
+    if spec.family.layout not in LAYOUTS:
+        raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
+    module, _, name = LAYOUTS[spec.family.layout].partition(":")
+    layout: Layout = getattr(import_module(module), name)
+    return layout
 
 
 def rules_of(spec: ModelSpec, padded_vocab: int = 0) -> list[Rule]:
@@ -24,11 +29,7 @@ def rules_of(spec: ModelSpec, padded_vocab: int = 0) -> list[Rule]:
     Args:
         padded_vocab: rows of Megatron's embedding; 0: as many as the model has.
     """
-    if spec.family.layout not in LAYOUTS:
-        raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
-    module, _, name = LAYOUTS[spec.family.layout].partition(":")
-    make: Callable[[ModelSpec, int], list[Rule]] = getattr(import_module(module), name)
-    return make(spec, padded_vocab)
+    return layout_of(spec).rules(spec, padded_vocab)
 
 
 def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -7,15 +7,22 @@ metadata every Megatron loads that form, whatever layer pattern it was built wit
 from __future__ import annotations
 
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.maps.rule import Rule, fused_qkv, padded_rows, stacked_rows, whole
+from slimecli.weights.maps.rule import Layout, Rule, fused_qkv, padded_rows, stacked_rows, whole
 
-EXTRA_STATE = (
+_STATEFUL = (
     "self_attention.linear_qkv",
     "self_attention.linear_proj",
+    "self_attention.core_attention",
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
-"""modules whose empty `_extra_state` Megatron demands in every layer"""
+_STATEFUL_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
+
+
+def extra_state(spec: ModelSpec) -> list[str]:
+    """Linear layers demand theirs; attention and norms have one under Transformer Engine only. Extra ones do no harm."""
+    modules = _STATEFUL + (_STATEFUL_NORMS if spec.family.qk_norm else ())
+    return [f"decoder.layers.{i}.{m}" for i in range(spec.layers) for m in modules] + ["decoder.final_layernorm"]
 
 
 def rules(spec: ModelSpec, padded_vocab: int = 0) -> list[Rule]:
@@ -56,3 +63,6 @@ def _layer(spec: ModelSpec, hf: str, mcore: str) -> list[Rule]:
     out += stacked_rows(gate_up, f"{fc1}weight", (spec.ffn, hidden))
     out.append(whole(f"{mlp}down_proj.weight", f"{mcore}mlp.linear_fc2.weight", (hidden, spec.ffn)))
     return out
+
+
+LAYOUT = Layout(rules, extra_state)

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
+from slimecli.model_specs import ModelSpec
+
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How models of one layout are stored by Megatron."""
+
+    rules: Callable[[ModelSpec, int], list[Rule]]
+    """(spec, rows of Megatron's embedding or 0) -> every rule in layer order"""
+    extra_state: Callable[[ModelSpec], list[str]]
+    """modules whose empty `_extra_state` object Megatron wants"""
 
 
 def _same(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -87,7 +99,9 @@ def fused_qkv(names: tuple[str, str, str], key: str, *, kv_heads: int, group: in
         return torch.cat(blocks, dim=1).reshape(full)
 
     def split(tensor: torch.Tensor) -> list[torch.Tensor]:
-        blocks = tensor.reshape(kv_heads, -1, *tail).split([group * head_dim, head_dim, head_dim], dim=1)
+        blocks = torch.tensor_split(
+            tensor.reshape(kv_heads, -1, *tail), (group * head_dim, (group + 1) * head_dim), dim=1
+        )
         return [b.reshape(s) for b, s in zip(blocks, shapes, strict=True)]
 
     return Rule(
