@@ -83,7 +83,7 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is():
         assert recipe.title and recipe.source, name
 
 
-@pytest.mark.parametrize("path", [p for p in library_files()], ids=module_name)
+@pytest.mark.parametrize("path", library_files(), ids=module_name)
 def test_everything_imports(path):
     assert importlib.import_module(module_name(path))
 

@@ -17,8 +17,8 @@ from slimecli.cli import run
 code = run(sys.argv[1:])
 sys.stdout.flush()
 usage = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps({"code": int(code), "user": usage.ru_utime, "modules": sorted({m.split(".")[0] for m in sys.modules})}),
-      file=sys.stderr)
+modules = sorted({m.split(".")[0] for m in sys.modules})
+print(json.dumps({"code": int(code), "user": usage.ru_utime, "modules": modules}), file=sys.stderr)
 """
 
 

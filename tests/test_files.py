@@ -1,0 +1,70 @@
+import errno
+import os
+
+import pytest
+
+from slimecli import files
+from slimecli.errors import DataError, SlimeError
+
+
+def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
+    path = tmp_path / "a" / "x.json"
+    files.write_json(path, {"b": 1, "a": 2})
+    assert path.read_text() == '{\n  "a": 2,\n  "b": 1\n}\n'
+
+    def fail(fd):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(SlimeError, match="disk full"):
+        files.write_text(path, "new")
+    assert files.read_json(path) == {"a": 2, "b": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_broken_json_file_is_named_with_line_and_column(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{\n  "a": ,\n}')
+    with pytest.raises(DataError, match=r"x\.json:2:8"):
+        files.read_json(path)
+
+
+def test_a_folder_appears_with_its_marker_or_not_at_all(tmp_path):
+    final = tmp_path / "step"
+    with files.committed_folder(final, {"step": 3}) as folder:
+        (folder / "weights").write_bytes(b"12345")
+        assert not final.exists()
+    assert files.is_committed(final)
+    assert files.read_json(final / files.DONE)["step"] == 3
+    with pytest.raises(RuntimeError), files.committed_folder(final) as folder:
+        (folder / "weights").write_bytes(b"1")
+        raise RuntimeError
+    assert (final / "weights").read_bytes() == b"12345"
+    assert [p.name for p in tmp_path.iterdir()] == ["step"]
+
+
+def test_a_damaged_folder_does_not_count_as_committed(tmp_path):
+    final = tmp_path / "step"
+    with files.committed_folder(final) as folder:
+        (folder / "weights").write_bytes(b"12345")
+    (final / "weights").write_bytes(b"123")
+    assert not files.is_committed(final)
+    (final / "weights").unlink()
+    assert not files.is_committed(final)
+    assert not files.is_committed(tmp_path / "nowhere")
+
+
+def test_a_new_commit_replaces_the_old_folder(tmp_path):
+    for text in ("old", "new"):
+        with files.committed_folder(tmp_path / "x") as folder:
+            (folder / text).write_text(text)
+    assert sorted(p.name for p in (tmp_path / "x").iterdir()) == [files.DONE, "new"]
+
+
+def test_the_hash_of_a_folder_depends_on_names_and_contents_only(tmp_path):
+    for name in ("a", "b"):
+        with files.committed_folder(tmp_path / name, {"who": name}) as folder:
+            (folder / "w").write_text("same")
+    assert files.sha256(tmp_path / "a") == files.sha256(tmp_path / "b")
+    (tmp_path / "b" / "w").rename(tmp_path / "b" / "v")
+    assert files.sha256(tmp_path / "a") != files.sha256(tmp_path / "b")

@@ -1,0 +1,136 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from slimecli import files
+from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
+from slimecli.recipe import validate_recipe
+from slimecli.rundir import create_run, decode_samples, encode_samples, list_runs, open_run
+from slimecli.types import Sample, SampleStatus
+
+RECIPE = validate_recipe({"title": "t", "steps": 3})
+
+
+@pytest.fixture
+def run(runs_root):
+    return create_run("demo", RECIPE, "steps = 3\n")
+
+
+def groups():
+    return [
+        [
+            Sample(group_index=g, index=2 * g + i, tokens=[1, 2, 3], response_length=1, response="ü\n", reward=float(i))
+            for i in range(2)
+        ]
+        for g in range(3)
+    ]
+
+
+def commit(run, step):
+    with files.committed_folder(run.checkpoint_dir(step)) as folder:
+        (folder / "w").write_text(str(step))
+
+
+def test_a_run_is_found_by_name_and_by_path(run, runs_root):
+    assert run.root == runs_root / "demo"
+    assert open_run("demo").recipe() == RECIPE
+    assert open_run(str(run.root)).root == run.root
+    assert [r.name for r in list_runs()] == ["demo"]
+    with pytest.raises(UsageError, match="no run at"):
+        open_run("other")
+
+
+def test_a_name_is_not_taken_twice(run):
+    (run.root / "metrics.jsonl").write_text("kept")
+    with pytest.raises(UsageError, match="exists already") as caught:
+        create_run("demo", RECIPE)
+    assert "--resume" in caught.value.fix
+    assert (run.root / "metrics.jsonl").exists()
+    create_run("demo", RECIPE, overwrite=True)
+    assert not (run.root / "metrics.jsonl").exists()
+
+
+def test_a_folder_that_is_no_run_is_never_overwritten(runs_root):
+    (runs_root / "photos").mkdir(parents=True)
+    (runs_root / "photos" / "me.jpg").write_text("x")
+    with pytest.raises(UsageError, match="not a run directory"):
+        create_run("photos", RECIPE, overwrite=True)
+    assert (runs_root / "photos" / "me.jpg").exists()
+
+
+def test_one_writer_only(run):
+    code = f"from slimecli.rundir import open_run\nwith open_run({str(run.root)!r}).lock(): print('got it')"
+    with run.lock():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "is in use by process" in done.stderr
+        assert done.returncode
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "got it\n"
+
+
+def test_samples_round_trip_byte_for_byte(run):
+    made = groups()
+    data = encode_samples(made)
+    assert decode_samples(data, "x") == made
+    assert encode_samples(decode_samples(data, "x")) == data
+    run.write_samples(2, made)
+    assert run.read_samples(2) == made
+    assert run.rollout_steps() == [2]
+    with pytest.raises(MissingStageError):
+        run.read_samples(1)
+    with pytest.raises(DataError, match="damaged"):
+        decode_samples(data[:-9] + b"123456789", "x")
+
+
+def test_only_complete_checkpoints_count(run):
+    for step in (2, 4, 6):
+        commit(run, step)
+    (run.checkpoint_dir(8)).mkdir()
+    (run.checkpoint_dir(6) / "w").write_text("longer than before")
+    assert run.checkpoints() == [2, 4]
+    assert run.last_checkpoint() == 4
+    assert run.prune_checkpoints(keep=1) == [2]
+    assert run.checkpoints() == [4]
+
+
+def test_records_ignore_a_torn_last_line_and_rewind(run):
+    for step in range(4):
+        run.append(run.metrics_path, {"step": step, "x": step * 0.5})
+    with run.metrics_path.open("a") as handle:
+        handle.write('{"step": 4, "x"')
+    assert [r["step"] for r in run.read_records(run.metrics_path)] == [0, 1, 2, 3]
+    run.write_samples(1, groups())
+    run.write_samples(3, groups())
+    run.rewind(2)
+    assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()] == [0, 1, 2]
+    assert run.rollout_steps() == [1]
+
+
+def test_a_changed_recipe_is_kept_beside_the_first_with_its_reason(run):
+    changed = validate_recipe({"title": "t", "steps": 9})
+    run.change_recipe(changed, why="--set steps=9")
+    assert run.recipe() == changed
+    assert files.read_json(run.root / "recipe.json")["steps"] == 3
+    assert files.read_json(run.manifest_path)["recipe_changes"] == [{"file": "recipe.2.json", "why": "--set steps=9"}]
+
+
+def test_attempts_are_numbered_and_latest_points_at_the_newest(run):
+    first, second = run.new_attempt(), run.new_attempt()
+    assert (first.name, second.name) == ("attempt_001", "attempt_002")
+    assert run.log_path("trainer").parent.resolve() == second.resolve()
+
+
+def test_a_lock_that_is_held_elsewhere_names_its_owner(run):
+    with run.lock():
+        with pytest.raises(SlimeError, match="process"), run.lock():
+            pass
+        assert run.is_locked()
+    assert not run.is_locked()
+
+
+def test_status_of_a_finished_sample_survives(run):
+    sample = Sample(tokens=[1, 2], response_length=1, reward=0.0, status=SampleStatus.TRUNCATED)
+    run.write_samples(1, [[sample]])
+    assert run.read_samples(1)[0][0].status is SampleStatus.TRUNCATED
