@@ -62,9 +62,10 @@ def loop(parts: Parts, start: int, stop: int) -> None:
         metrics = collection.metrics | learn(parts, step, collection.groups)
         metrics |= publish(parts, step)
         metrics |= measure(parts, step)
-        interrupted = parts.stop_requested()
-        parts.commit(step, metrics, interrupted or step == stop)
-        judge(parts, step, metrics)
+        interrupted, verdict = parts.stop_requested(), judge(parts, step, metrics)
+        parts.commit(step, metrics, interrupted or verdict is not None or step == stop)
+        if verdict is not None:
+            raise verdict
         if interrupted and step < stop:
             raise InterruptedRunError(f"stopped after step {step} of {stop}; nothing is lost")
 
@@ -110,13 +111,16 @@ def measure(parts: Parts, step: int) -> dict[str, float]:
         return parts.measure(step)
 
 
-def judge(parts: Parts, step: int, metrics: dict[str, Any]) -> None:
-    """Hold the step against the recipe's gates; verdicts are stored, and may stop the run."""
+def judge(parts: Parts, step: int, metrics: dict[str, Any]) -> GateError | None:
+    """Hold the step against the recipe's gates; verdicts are stored, and the error to stop with is returned."""
+    if not parts.algorithm.needs_rollout:
+        return None
     verdicts = check_gates(parts.recipe.gates, step, metrics)
     for verdict in verdicts:
         parts.run.append(parts.run.verdicts_path, {"step": step, **verdict.to_dict()})
     if verdicts and parts.recipe.gates.action == "stop":
-        raise GateError("; ".join(v.what for v in verdicts), verdicts[0].fix)
+        return GateError("; ".join(v.what for v in verdicts), verdicts[0].fix)
+    return None
 
 
 def train_metrics(stats: list[StepStats]) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""The loop's order of verbs and what it promises, with fakes for everything it turns."""
+
+import asyncio
+
+import pytest
+import torch
+
+from slimecli.algos import algorithm
+from slimecli.errors import GateError, InterruptedRunError
+from slimecli.loop import Parts, loop
+from slimecli.recipe import load_recipe
+from slimecli.rollout.collect import Collection
+from slimecli.rundir import create_run
+from slimecli.types import Sample, SampleStatus, StepStats
+
+
+class FakeTrainer:
+    def __init__(self, log, gap=0.0):
+        self.log, self.gap, self.batches = log, gap, []
+
+    def log_probs(self, batch, model="policy"):
+        self.log.append(f"log_probs {model}")
+        return torch.zeros(batch.num_tokens)
+
+    def step(self, batch):
+        self.log.append("step")
+        self.batches.append(batch)
+        metrics = {"logprob_gap": self.gap, "ppo_kl": 0.0, "entropy": 1.0}
+        return StepStats(loss=1.0, grad_norm=2.0, lr=3.0, tokens=4, metrics=metrics)
+
+
+class FakeCollector:
+    def __init__(self, log):
+        self.log = log
+
+    async def collect(self, step):
+        self.log.append(f"collect {step}")
+        groups = []
+        for g in range(2):
+            group = [
+                Sample(
+                    group_index=2 * step + g,
+                    index=i,
+                    tokens=[5, 6, 7],
+                    response_length=2,
+                    rollout_log_probs=[-0.1, -0.2],
+                    reward=float(i),
+                    status=SampleStatus.COMPLETED,
+                )
+                for i in range(2)
+            ]
+            groups.append(group)
+        return Collection(groups=groups, metrics={"rollout/reward": 0.5, "rollout/zero_variance_fraction": 0.0})
+
+
+@pytest.fixture
+def make(runs_root):
+    log, committed = [], []
+
+    def build(*overrides, gap=0.0, stop=lambda: False):
+        recipe = load_recipe("", overrides)
+        return Parts(
+            run=create_run("r", recipe),
+            recipe=recipe,
+            algorithm=algorithm(recipe.algo.name),
+            trainer=FakeTrainer(log, gap),
+            collector=FakeCollector(log),
+            aio=asyncio.Runner(),
+            publish=lambda v: log.append(f"publish {v}") or {"weights/fingerprint": f"f{v}"},
+            measure=lambda s: log.append(f"measure {s}") or {},
+            record=lambda s, c: log.append(f"record {s}"),
+            commit=lambda s, m, must: log.append(f"commit {s}{' checkpoint' if must else ''}") or committed.append(m),
+            stop_requested=stop,
+        )
+
+    return build, log, committed
+
+
+def test_order_of_verbs(make):
+    build, log, committed = make
+    loop(build(), 0, 2)
+    assert log == [
+        *("publish 0", "measure 0", "commit 0"),
+        *("collect 1", "record 1", "step", "publish 1", "measure 1", "commit 1"),
+        *("collect 2", "record 2", "step", "publish 2", "measure 2", "commit 2 checkpoint"),
+    ]
+    assert committed[1]["train/first_step_kl"] == 0.0 and "train/first_step_kl" not in committed[2]
+    assert committed[2]["weights/fingerprint"] == "f2"
+
+
+def test_a_resume_publishes_what_it_loaded_before_anything_is_generated(make):
+    build, log, _ = make
+    loop(build(), 3, 4)
+    assert log[:2] == ["publish 3", "collect 4"]
+
+
+def test_old_and_reference_log_probs_only_when_they_are_needed(make):
+    build, log, _ = make
+    parts = build("trainer.steps_per_rollout=2", "algo.kl_coef=0.1")
+    loop(parts, 0, 1)
+    assert log.count("log_probs policy") == 1 and log.count("log_probs reference") == 1 and log.count("step") == 2
+    assert all(b.old_log_probs is not None and b.ref_log_probs is not None for b in parts.trainer.batches)
+
+
+def test_mini_batches_hold_whole_groups_and_all_samples_once(make):
+    build, _, _ = make
+    parts = build("trainer.steps_per_rollout=2")
+    loop(parts, 0, 1)
+    assert [b.group_ids.tolist() for b in parts.trainer.batches] == [[2, 2], [3, 3]]
+    for batch in parts.trainer.batches:
+        assert batch.loss_weight.sum() == pytest.approx(1.0)
+
+
+def test_a_request_to_stop_makes_a_checkpoint_first(make):
+    build, log, _ = make
+    with pytest.raises(InterruptedRunError, match="step 1 of 5"):
+        loop(build(stop=lambda: True), 0, 5)
+    assert log[-1] == "commit 1 checkpoint"
+
+
+def test_a_broken_gate_stops_with_a_checkpoint_of_the_step(make):
+    build, log, _ = make
+    parts = build(gap=0.5)
+    with pytest.raises(GateError, match="0.5"):
+        loop(parts, 0, 5)
+    assert log[-1] == "commit 1 checkpoint" and parts.run.read_records(parts.run.verdicts_path)[0]["step"] == 1
+
+
+def test_a_gate_may_only_warn(make):
+    build, log, _ = make
+    parts = build("gates.action='warn'", gap=0.5)
+    loop(parts, 0, 2)
+    assert len(parts.run.read_records(parts.run.verdicts_path)) == 2 and log[-1] == "commit 2 checkpoint"
