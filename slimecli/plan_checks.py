@@ -251,6 +251,13 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
         yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
+    if recipe.cluster.backend == "local":
+        for field, number in (
+            ("trainer.processes", recipe.trainer.processes),
+            ("engine.replicas", recipe.engine.replicas),
+        ):
+            if number > 1 and not (field == "engine.replicas" and recipe.engine.urls):
+                yield f"`{field}` = {number} needs `cluster.backend` = 'ray': 'local' is one process"
     for url in recipe.engine.urls:
         if not url.startswith(("http://", "https://")):
             yield f"`engine.urls`: {url!r} is not an http:// address"

@@ -1,0 +1,44 @@
+import json
+
+from slimecli.cli import run
+from slimecli.commands.plan import plan
+from slimecli.recipe import load_recipe
+from slimecli.rundir import create_run
+
+
+def test_a_plan_says_value_and_reason(capsys):
+    assert run(["plan", "--recipe", "quickstart"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("what\tvalue\twhy\n")
+    assert "disk: total\t" in out
+    assert "slime run --recipe quickstart" in err
+
+
+def test_json_is_data_only(capsys):
+    assert run(["plan", "--recipe", "quickstart", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {v["name"] for v in data["values"]} >= {"answers", "KV cache, at most", "optimizer"}
+
+
+def test_all_problems_are_told_and_exit_2(capsys):
+    assert run(["plan", "--recipe", "quickstart", "--set", "rollout.batch_size=7", "--set", "algo.name=grop"]) == 2
+    err = capsys.readouterr().err
+    assert "2 problem(s)" in err
+    assert "nearest: " in err
+    assert "did you mean 'grpo'?" in err
+
+
+def test_a_run_is_planned_with_its_own_recipe_and_changes(runs_root):
+    create_run("demo", load_recipe("quickstart"))
+    longer = plan(run="demo", overrides=("steps=70",))
+    assert longer.value("work", "RL steps") == 70
+
+
+def test_what_to_plan_must_be_said_once(capsys):
+    assert run(["plan"]) == 2
+    assert run(["plan", "--run", "x", "--recipe", "quickstart"]) == 2
+
+
+def test_measure_adds_the_time():
+    found = plan("quickstart", measured=True)
+    assert float(found.value("time", "whole run, arithmetic only")) > 0.1

@@ -1,0 +1,188 @@
+import dataclasses
+import json
+
+import pytest
+
+from slimecli import plan_machine
+from slimecli.errors import RecipeError
+from slimecli.model_specs import get_spec
+from slimecli.plan import check_recipe, machine_problems, make_plan
+from slimecli.plan_checks import count_data, count_rows
+from slimecli.plan_machine import Machine, Speed
+from slimecli.plan_numbers import engine_bytes, time_values, total_of, trainer_bytes
+from slimecli.recipe import load_recipe, validate_recipe
+
+MACHINE = Machine(
+    cpus=4, memory_bytes=10**11, gpus=0, gpu_memory_bytes=0, disk_free_bytes=10**12, shared_memory_bytes=10**10
+)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """The same machine everywhere."""
+    monkeypatch.setattr("slimecli.plan.this_machine", lambda folder: MACHINE)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}", "label": "x"}) + "\n" for i in range(40)) + "\n")
+    return path
+
+
+def tree(rows, **sections):
+    base = {
+        "steps": 10,
+        "model": {"name": "qwen3-0.6b"},
+        "data": {"train": str(rows)},
+        "rollout": {"batch_size": 8, "n_samples_per_prompt": 4, "max_response_tokens": 100},
+        "trainer": {"global_batch_size": 32},
+    }
+    for name, values in sections.items():
+        base[name] = base.get(name, {}) | values if isinstance(values, dict) else values
+    return base
+
+
+def problems(rows, **sections):
+    with pytest.raises(RecipeError) as caught:
+        check_recipe(validate_recipe(tree(rows, **sections)))
+    return caught.value.problems
+
+
+def test_a_good_recipe_has_no_problem(rows):
+    check_recipe(validate_recipe(tree(rows)))
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"trainer": {"global_batch_size": 48}}, "rollout.batch_size=12, or rollout.n_samples_per_prompt=6"),
+        ({"trainer": {"global_batch_size": 16}}, "trainer.steps_per_rollout=2"),
+        ({"trainer": {"steps_per_rollout": 2}}, "trainer.global_batch_size=16"),
+        ({"trainer": {"processes": 3}}, "nearest: 30 or 33"),
+        ({"rollout": {"batch_size": 64}, "trainer": {"global_batch_size": 256}}, "gives 40 training prompts, fewer"),
+        ({"data": {"train": "nowhere.jsonl"}}, "there is no such file"),
+        ({"data": {"train": "rows.csv"}}, "not a .jsonl or .parquet file"),
+        ({"data": {"source": "reasoning_gym:x", "count": 99}}, "contradict"),
+        ({"data": {"holdout": 35}}, "gives 5 training prompts"),
+        ({"eval": {"sets": {"mine": "none.jsonl"}}}, "`eval.sets.mine` = 'none.jsonl'"),
+        ({"eval": {"interval": 5}}, "nothing to evaluate on"),
+        ({"data": {"max_prompt_tokens": 50_000}}, "over the 40960 that qwen3-0.6b was made for"),
+        ({"engine": {"max_context": 200}}, "`engine.max_context` = 200 is below"),
+        ({"model": {"name": "qwen3-0.7b"}}, "did you mean 'qwen3-1.7b'?"),
+        ({"model": {"source": "path"}}, "needs `model.path`"),
+        ({"model": {"tokenizer_vocab": 300}}, "only fits new weights"),
+        ({"algo": {"name": "grop"}}, "(did you mean 'grpo'?)"),
+        ({"reward": {"type": "exakt"}}, "(did you mean 'exact'?)"),
+        ({"reward": {"path": "missing.py:score"}}, "there is no file missing.py"),
+        ({"reward": {"path": "json:dunps"}}, "defines no 'dunps' (did you mean 'dumps'?)"),
+        ({"reward": {"path": "no_such_module_at_all:f"}}, "there is no module no_such_module_at_all"),
+        ({"rollout": {"dynamic_filter": "zero-varianse"}}, "(did you mean 'zero-variance'?)"),
+        ({"rollout": {"temperature": 0.0}}, "nothing could be learnt"),
+        ({"rollout": {"n_samples_per_prompt": 1}, "trainer": {"global_batch_size": 8}}, "needs at least 2"),
+        ({"rollout": {"over_sampling_batch_size": 16}}, "no effect without `rollout.dynamic_filter`"),
+        ({"trainer": {"warmup_steps": 11}}, "above the run's 10 steps"),
+        ({"algo": {"constant_length": 7}}, "no effect with `algo.aggregation`"),
+        ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
+        ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
+        ({"sync": {"kind": "in_process"}}, "two processes"),
+        ({"cluster": {"backend": "local"}, "trainer": {"processes": 2}}, "'local' is one process"),
+        ({"engine": {"urls": ["localhost:1"]}}, "not an http:// address"),
+        ({"steps": 0}, "nothing to train"),
+        ({"sft": {"steps": 5, "batch_size": 41}}, "40 demonstrations, fewer than sft.batch_size 41"),
+    ],
+)
+def test_each_mistake_is_found_and_says_how_to_mend_it(rows, sections, expected):
+    found = problems(rows, **sections)
+    assert [p for p in found if expected in p], found
+
+
+def test_all_mistakes_are_told_at_once(rows):
+    wrong = {"trainer": {"global_batch_size": 48}, "algo": {"name": "x"}, "reward": {"path": "a.py:b"}}
+    assert len(problems(rows, **wrong, sglang={"a": 1})) == 4
+
+
+def test_hooks_are_checked_without_running_them(rows, tmp_path):
+    hook = tmp_path / "hook.py"
+    hook.write_text("raise SystemExit('imported')\nasync def score(args, sample): return 1.0\n")
+    check_recipe(validate_recipe(tree(rows, reward={"path": f"{hook}:score"})))
+    assert "defines no 'scroe'" in problems(rows, reward={"path": f"{hook}:scroe"})[0]
+
+
+def test_rows_are_counted_with_slices(rows):
+    assert count_rows(str(rows)) == 40
+    assert count_rows(f"{rows}@[10:15]") == 5
+    assert count_rows(f"{rows}@[:-38]") == 2
+    recipe = validate_recipe(tree(rows, data={"train": f"{rows}@[0:20]", "holdout": 4}))
+    assert count_data(recipe).train == 16
+
+
+def test_parquet_rows_are_counted(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"]}), path)
+    assert count_rows(str(path)) == 3
+
+
+def test_the_quickstart_is_planned_with_a_reason_for_each_number():
+    plan = make_plan(load_recipe("quickstart"))
+    recipe = load_recipe("quickstart")
+    answers = recipe.steps * recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
+    assert plan.value("work", "answers") == answers
+    assert plan.value("work", "tokens in all, at most") == answers * recipe.max_context
+    assert plan.value("placement", "weight sync") == "shared_memory"
+    assert all(v.reason for v in plan.values if v.name != "total")
+    json.dumps(plan.to_dict())
+
+
+def test_memory_follows_from_the_model():
+    spec = get_spec("qwen3-0.6b")
+    recipe = validate_recipe({"trainer": {"processes": 2}, "algo": {"kl_coef": 0.1}})
+    by_name = {v.name: v.value for v in trainer_bytes(recipe, spec, on_gpu=True)}
+    assert by_name["weights"] == by_name["gradients"] == by_name["reference model"] == spec.params * 2
+    assert by_name["optimizer"] == spec.params * 4
+    assert by_name["total"] == sum(v for k, v in by_name.items() if k != "total")
+    engine = {v.name: v.value for v in engine_bytes(validate_recipe({"engine": {"slots": 10}}), spec, on_gpu=True)}
+    assert engine["KV cache, at most"] == 10 * 2048 * 2 * 28 * 8 * 128 * 2
+    without = trainer_bytes(validate_recipe({}), spec, on_gpu=True)
+    recomputed = trainer_bytes(validate_recipe({"trainer": {"activation_checkpointing": True}}), spec, on_gpu=True)
+    assert total_of(recomputed) < total_of(without)
+
+
+def test_what_the_machine_cannot_hold_is_a_problem(rows, monkeypatch):
+    small = dataclasses.replace(MACHINE, memory_bytes=10**9, disk_free_bytes=10**9)
+    monkeypatch.setattr("slimecli.plan.this_machine", lambda folder: small)
+    found = problems(rows)
+    assert any("of disk, 1.0 GB are free" in p for p in found)
+    assert any("of memory, 1.0 GB are free" in p for p in found)
+    assert machine_problems(small, 10**8, 10**8, None) == []
+
+
+def test_warnings_do_not_stop(rows):
+    plan = make_plan(validate_recipe(tree(rows, rollout={"top_p": 0.9}, gates={"action": "warn"})))
+    assert any("biased" in w for w in plan.warnings)
+    assert any("gates.action" in w for w in plan.warnings)
+
+
+def test_time_scales_with_steps_and_speed():
+    recipe = load_recipe("quickstart")
+    spec = get_spec(recipe.model.name)
+    slow = time_values(recipe, spec, Speed(device="cpu", train=1e9, decode=1e9))
+    fast = time_values(recipe, spec, Speed(device="cpu", train=2e9, decode=2e9))
+    assert slow[0].value == pytest.approx(2 * fast[0].value, rel=0.01)
+    assert slow[-1].value >= recipe.steps * (slow[0].value + slow[1].value) * 0.99
+
+
+def test_this_machine_is_seen(tmp_path):
+    found = plan_machine.this_machine(tmp_path / "not" / "there" / "yet")
+    assert found.cpus >= 1
+    assert found.memory_bytes > 10**8
+    assert found.disk_free_bytes > 10**6
+
+
+def test_the_measurement_runs_in_a_child():
+    speed = plan_machine.measure(hidden=64, rows=8)
+    assert speed.train > 1e6
+    assert speed.decode > 1e6
