@@ -27,7 +27,7 @@ REWARDS: dict[str, str] = {
     "exact": "slimecli.data_tools.rewards.text:exact",
     "regex": "slimecli.data_tools.rewards.text:regex",
     "f1": "slimecli.data_tools.rewards.text:f1",
-    "math": "slimecli.data_tools.rewards.math:score",
+    "math": "slimecli.data_tools.rewards.mathematics:score",
 }
 """rm_type -> function(response, label, metadata) -> score. `boxed_NAME` scores the last \\boxed{} of the response."""
 

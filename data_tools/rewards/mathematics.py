@@ -122,7 +122,7 @@ def _read(text: str) -> ast.Expression:
 
 
 def _value(node: ast.AST, values: dict[str, float]) -> float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         return float(node.value)
     if isinstance(node, ast.Name):
         return math.pi if node.id == "pi" else values[node.id]
