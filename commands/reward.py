@@ -58,7 +58,7 @@ def _trials(number: int, item: Any, recipe: Recipe) -> Iterator[tuple[str, int, 
     if gold is not None:
         yield "gold", number, sample(gold)
         yield "again", number, sample(gold)
-        yield "garbled", number, sample(_wrap(f"{_plain(item)}0~", item, recipe))
+        yield "garbled", number, sample(_wrap(f"{_plain(item)}7~", item, recipe))
     yield "empty", number, sample("")
 
 
