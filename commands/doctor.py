@@ -25,6 +25,7 @@ REQUIRED: dict[str, str] = {
     "pyarrow": ">=15",
     "ray": ">=2.40",
     "reasoning-gym": "==0.1.25",
+    "regex": ">=2024.11",
     "rich": ">=13",
     "safetensors": ">=0.5",
     "tokenizers": ">=0.21",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import ForceOpt, JsonOpt, ModelOpt, OutOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import JsonOpt, ModelOpt, OutOpt, RecipeOpt, RunOpt, SetOpt
 
 if TYPE_CHECKING:
     from slimecli.data_tools.prepare import Report
@@ -25,12 +25,11 @@ EXAMPLES = [
 _MAKER = "slime prepare-data"
 
 
-def prepare_data(recipe: Recipe, out: Path, *, skip_broken: bool = False) -> dict[str, Any]:
+def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     """Write train.jsonl, holdout.jsonl and sft.jsonl as one committed folder; the report stands in its DONE.json.
 
     Args:
         out: folder to make; one that this command made before is replaced, any other is refused.
-        skip_broken: leave out rows that cannot be read, and count them, instead of stopping at the first.
 
     Returns: {"kept": {file: rows}, "dropped": {reason: rows}, ...}.
     """
@@ -51,7 +50,6 @@ def prepare_data(recipe: Recipe, out: Path, *, skip_broken: bool = False) -> dic
             seed=recipe.seed,
             tokenizer=tokenizer,
             exclude=evaluation,
-            skip_broken=skip_broken,
         )
         _check_enough(recipe, report)
         manifest |= report.to_dict()
@@ -150,8 +148,6 @@ def cli(
     set_: SetOpt = None,
     show: Annotated[int, typer.Option("--show", min=0, metavar="N", help="print N rows of each file")] = 0,
     list_: Annotated[bool, typer.Option("--list", help="sources and demonstrations")] = False,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="leave out broken rows and count them")] = False,
-    force: ForceOpt = False,
     json_: JsonOpt = False,
 ) -> None:
     """Prepare prompts and demonstrations: validate, de-duplicate, hold out, count."""
@@ -165,17 +161,15 @@ def cli(
         raise UsageError("say where the data goes", "--run NAME for a run, or --out DIR for a folder")
     overrides = tuple(set_ or ()) + ((f"data.train={json.dumps(input_)}",) if input_ else ())
     if run:
-        folder, resolved = _prepare_for_run(run, recipe, model, overrides, force, skip_broken)
+        folder, resolved = _prepare_for_run(run, recipe, model, overrides)
     else:
         folder, resolved = Path(out), load_recipe(recipe, (*overrides, *([] if recipe else ["steps=0"])), model)
-        prepare_data(resolved, folder, skip_broken=skip_broken)
+        prepare_data(resolved, folder)
     _tell(folder, resolved, model, show, json_, console)
     return None
 
 
-def _prepare_for_run(
-    name: str, recipe: str, model: str, overrides: tuple[str, ...], force: bool, skip_broken: bool
-) -> tuple[Path, Recipe]:
+def _prepare_for_run(name: str, recipe: str, model: str, overrides: tuple[str, ...]) -> tuple[Path, Recipe]:
     from slimecli import console
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import UsageError
@@ -195,13 +189,11 @@ def _prepare_for_run(
         text = recipe_path(recipe).read_text(encoding="utf-8") if recipe else ""
         target = create_run(name, resolved, text)
     with target.lock():
-        if force:
-            target.stage_path("data").unlink(missing_ok=True)
         ensure(
             PIPELINE["data"],
             target,
             resolved,
-            lambda: prepare_data(resolved, target.data_dir, skip_broken=skip_broken),
+            lambda: prepare_data(resolved, target.data_dir),
             lambda stage, state, detail: console.say(f"{stage}: {state} ({detail})"),
         )
     return target.data_dir, resolved

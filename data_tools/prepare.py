@@ -50,7 +50,6 @@ def prepare(
     seed: int,
     tokenizer: Any = None,
     exclude: tuple[str, ...] = (),
-    skip_broken: bool = False,
 ) -> Report:
     """Write train.jsonl, holdout.jsonl and sft.jsonl into the existing folder `out`.
 
@@ -60,19 +59,18 @@ def prepare(
         seed: decides the generated rows, which rows are held out, and the demonstrations.
         tokenizer: measures prompts against max_prompt_tokens; None skips that check and says so in the report.
         exclude: evaluation files; rows with a prompt of theirs are dropped.
-        skip_broken: drop and count rows that cannot be read instead of stopping at the first.
     """
     report = Report(length_checked=tokenizer is not None)
     screen = _Screen(section, tokenizer, report, {key for f in exclude for key in _keys_of(f, section)})
     rows: list[Row] = []
     if section.source or section.train:
-        rows = _generated(section, seed, screen) if section.source else _from_file(section, screen, skip_broken)
+        rows = _generated(section, seed, screen) if section.source else _from_file(section, screen)
     elif not sft.data:
         raise UsageError("the recipe names no data", "set data.train=FILE or data.source=reasoning_gym:TASK")
     train, holdout = _split(rows, section, seed, report)
     conversations = screen.conversations
     if sft.data:
-        conversations = _sft_file(sft.data, section, screen, {_key(r, section) for r in holdout}, skip_broken)
+        conversations = _sft_file(sft.data, section, screen, {_key(r, section) for r in holdout})
     elif section.demonstrations:
         conversations = _demonstrations(train, section, seed)
     for stem, part in (("train", train), ("holdout", holdout), ("sft", conversations)):
@@ -154,13 +152,13 @@ def _generated(section: DataSection, seed: int, screen: _Screen) -> list[Row]:
     return rows
 
 
-def _from_file(section: DataSection, screen: _Screen, skip_broken: bool) -> list[Row]:
+def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
     rows = []
-    for number, row in _readable(section.train, screen.report, skip_broken):
+    for number, row in _readable(section.train, screen.report, section.skip_broken):
         try:
             kept = screen.keep(row, f"{section.train} row {number}", need="any")
         except DataError as error:
-            if not skip_broken or number == 1:
+            if not section.skip_broken or number == 1:
                 raise
             _count_broken(screen.report, error)
             continue
@@ -173,10 +171,10 @@ def _from_file(section: DataSection, screen: _Screen, skip_broken: bool) -> list
     return rows
 
 
-def _sft_file(path: str, section: DataSection, screen: _Screen, held_out: set[str], skip_broken: bool) -> list[Row]:
+def _sft_file(path: str, section: DataSection, screen: _Screen, held_out: set[str]) -> list[Row]:
     own = _Screen(section, None, screen.report, screen.excluded)
     out = []
-    for number, row in _readable(path, screen.report, skip_broken):
+    for number, row in _readable(path, screen.report, section.skip_broken):
         kept = own.keep(row, f"{path} row {number}", need="messages")
         if kept is None:
             continue

@@ -67,6 +67,8 @@ class DataSection(Section):
     """render prompts with the tokenizer's chat template; false: prompts are used verbatim"""
     max_prompt_tokens: int = Field(1024, gt=0)
     """longer prompts are dropped by prepare-data, and counted (tokens)"""
+    skip_broken: bool = False
+    """prepare-data leaves out rows that cannot be read, and counts them; false: it stops at the first"""
     shuffle: bool = True
     """new seeded order every epoch; false: file order"""
 

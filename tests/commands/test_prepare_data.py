@@ -18,7 +18,7 @@ def questions(path, n=3):
     return path
 
 
-def test_into_a_new_run_then_skipped_then_forced(runs_root, capsys):
+def test_into_a_new_run_then_skipped_then_mended(runs_root, capsys):
     assert slime("--recipe", "quickstart", "--run", "q", *SMALL, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     run = open_run("q")
@@ -30,7 +30,8 @@ def test_into_a_new_run_then_skipped_then_forced(runs_root, capsys):
     before, made = files.sha256(run.data_dir), run.data_dir.stat().st_mtime_ns
     assert slime("--run", "q") == 0
     assert "nothing changed" in capsys.readouterr().err and run.data_dir.stat().st_mtime_ns == made
-    assert slime("--run", "q", "--force") == 0
+    (run.data_dir / "train.jsonl").unlink()
+    assert slime("--run", "q") == 0
     assert run.data_dir.stat().st_mtime_ns != made and files.sha256(run.data_dir) == before
 
 
@@ -83,7 +84,7 @@ def test_skip_broken_counts(tmp_path, capsys):
     path.write_text('{"prompt": "a", "label": "x"}\n{"prompt": \n')
     assert slime("--input", path, "--out", tmp_path / "o") == 4
     assert "in.jsonl:2:12" in capsys.readouterr().err
-    assert slime("--input", path, "--out", tmp_path / "o", "--skip-broken") == 0
+    assert slime("--input", path, "--out", tmp_path / "o", "--set", "data.skip_broken=true") == 0
     assert "dropped 1: broken" in capsys.readouterr().err
 
 

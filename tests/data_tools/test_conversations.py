@@ -4,6 +4,7 @@ import re
 import pytest
 
 from slimecli.data_tools.conversations import load_conversations, render_conversation
+from slimecli.data_tools.prompts import load_prompts
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
 
@@ -124,3 +125,12 @@ def test_without_template(tmp_path, tokenizer):
     path.write_text(json.dumps({"messages": CHAT}) + "\n")
     with pytest.raises(DataError, match="row 1: without a chat template"):
         load_conversations(str(path), DataSection(apply_chat_template=False), tokenizer)
+
+
+def test_sft_and_rl_see_the_same_prompt_tokens(tmp_path, tokenizer):
+    section = DataSection(system_prompt="be brief")
+    path = tmp_path / "both.jsonl"
+    path.write_text(json.dumps({"prompt": CHAT[1]["content"], "label": "46", "messages": CHAT[1:3]}) + "\n")
+    (sample,) = load_conversations(str(path), section, tokenizer)
+    (prompt,) = load_prompts(str(path), section, tokenizer)
+    assert tuple(sample.tokens[: sample.prompt_length]) == prompt.token_ids

@@ -125,7 +125,7 @@ def test_broken_rows_stop_or_are_counted(tmp_path):
     path = write(tmp_path / "in.jsonl", {"prompt": "a", "label": "x"}, "{oops\n", {"prompt": 7, "label": "x"})
     with pytest.raises(DataError, match=r"in\.jsonl:2:2"):
         prepare(DataSection(train=path), SftSection(), tmp_path, seed=0)
-    report = prepare(DataSection(train=path), SftSection(), tmp_path, seed=0, skip_broken=True)
+    report = prepare(DataSection(train=path, skip_broken=True), SftSection(), tmp_path, seed=0)
     assert report.dropped["broken"] == 2 and report.kept == {"train": 1}
     assert "in.jsonl:2:2" in report.examples[0] and "row 2" in report.examples[1]
 
@@ -133,7 +133,7 @@ def test_broken_rows_stop_or_are_counted(tmp_path):
 def test_wrong_column_is_never_skipped(tmp_path):
     path = write(tmp_path / "in.jsonl", {"question": "a", "label": "x"})
     with pytest.raises(DataError, match="the columns are: label, question"):
-        prepare(DataSection(train=path), SftSection(), tmp_path, seed=0, skip_broken=True)
+        prepare(DataSection(train=path, skip_broken=True), SftSection(), tmp_path, seed=0)
 
 
 def test_holdout_of_a_file_and_sft_overlap(tmp_path):
