@@ -58,7 +58,7 @@ def _new_steps(stage: str, part: RunDir, seen: dict[str, Any]) -> Iterator[dict[
     total = part.recipe().steps
     perf = {r["step"]: r for r in part.read_records(part.perf_path)}
     for record in part.read_records(part.metrics_path):
-        if record["step"] > seen.get(f"step/{stage}", 0):
+        if record["step"] > seen.get(f"step/{stage}", -1):
             seen[f"step/{stage}"] = record["step"]
             step = record["step"]
             yield {

@@ -73,13 +73,21 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     ]
     engines = recipe.engine.replicas if needs_engine else 0
     memory = total_of(trainer) * recipe.trainer.processes + total_of(engine) * engines
-    problems = machine_problems(machine, memory, total_of(disk), run)
+    # the estimated part may be off by a factor, so it can warn but not refuse
+    estimated = sum(int(v.value) for v in trainer if "estimated" in v.name) * recipe.trainer.processes
+    problems = machine_problems(machine, memory - estimated, total_of(disk), run)
     if problems:
         raise RecipeError(problems)
     if measured:
         slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
         values += time_values(recipe, spec, measure(spec.hidden, slots))
-    return Plan(values=values, warnings=warnings(recipe, machine, engines))
+    found = warnings(recipe, machine, engines)
+    if not on_gpu and memory > machine.memory_bytes:
+        found.append(
+            f"about {memory / 1e9:.1f} GB of memory may be needed, {machine.memory_bytes / 1e9:.1f} GB are free: a lower "
+            "trainer.max_tokens_per_micro_batch takes less"
+        )
+    return Plan(values=values, warnings=found)
 
 
 def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | None) -> list[str]:
@@ -94,7 +102,7 @@ def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | Non
     if not machine.gpus and memory > machine.memory_bytes:
         problems.append(
             f"trainer and engines need about {memory / 1e9:.1f} GB of memory, {machine.memory_bytes / 1e9:.1f} GB are "
-            "free; lower trainer.max_tokens_per_micro_batch or engine.slots, or take a smaller model"
+            "free; lower engine.slots, or take a smaller model"
         )
     return problems
 

@@ -134,7 +134,8 @@ class Progress:
         """Step `step` of `total` of a stage is done; `metrics` and `perf` are its records."""
         record = {**metrics, **perf}
         self._rows.append((step, total, record))
-        self._clock.add(float(record.get("seconds/step", math.nan)))
+        if step > 0:  # step 0 is the start: loading and the first evaluation, which later steps do not repeat
+            self._clock.add(float(record.get("seconds/step", math.nan)))
         if self._is_live:
             self._draw()
         else:

@@ -9,8 +9,8 @@ from typing import Any
 from slimecli import files
 from slimecli.rundir import RunDir
 
-PHASES = ("collect", "learn", "publish", "measure")
-"""the verbs of the loop, as `seconds/<phase>` in perf.jsonl"""
+PHASES = ("collect", "learn", "publish", "measure", "checkpoint")
+"""the verbs of the loop and its commit, as `seconds/<phase>` in perf.jsonl"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ def test_help_lists_every_command_quickly_and_without_torch(record_property):
 def test_command_help_without_torch(name):
     result = probe(name, "--help")
     assert result["code"] == 0
-    assert "--json" in result["out"]
+    assert "--json" in result["out"] or name == "serve"  # a server's result is its API
     assert "Examples" in result["out"] or "slime " in result["out"]
     assert heavy(result) == []
 

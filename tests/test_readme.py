@@ -1,0 +1,115 @@
+"""Every ```console block of README runs, in order, in one folder; the quickstart is made small for it."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slimecli.cli import COMMANDS, build_app
+from tests.tiny_run import TINY
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+SMALL = [x for x in TINY if not x.startswith("cluster.")] + ["steps=2"]
+"""overrides for every line that makes a run from the quickstart; Ray stays, as in the README"""
+
+
+def console_lines() -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+def shrunk(line: str, port: int) -> str:
+    """The line with small numbers: fewer steps for new runs, as many more for a resumed one."""
+    line = line.replace("8000", str(port)).replace("steps=60", "steps=3")
+    if line.startswith("slime run --recipe quickstart"):
+        line += " " + " ".join(f"--set {shlex.quote(x)}" for x in SMALL)
+    return line
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """A folder with `slime` on the PATH."""
+    folder = tmp_path_factory.mktemp("readme")
+    program = folder / "bin" / "slime"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom slimecli.cli import main\nmain()\n")
+    program.chmod(0o755)
+    env = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    env.pop("SLIME_RUNS", None)
+    return folder, env
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_every_console_line_works_in_order(shell):
+    folder, env = shell
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    lines = console_lines()
+    assert len(lines) > 15
+    background = []
+    try:
+        for line in lines:
+            command = shrunk(line, port)
+            if command.endswith("&"):
+                words = shlex.split(command.removesuffix("&"))
+                background.append(subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.DEVNULL))
+                continue
+            done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, f"$ {command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    finally:
+        for process in background:
+            process.terminate()
+            process.wait(timeout=30)
+    runs = folder / "runs"
+    assert (folder / "exported" / "config.json").is_file()
+    assert "<svg" in (folder / "report.html").read_text()
+    assert len((runs / "quickstart" / "metrics.jsonl").read_text().splitlines()) >= 3
+    assert (runs / "single" / "rollouts" / "step_000002.jsonl.zst").is_file()
+
+
+def test_the_two_commands_are_the_ones_of_ci():
+    first = re.search(r"```sh\n(.*?)```", TEXT, re.DOTALL)[1]
+    assert [line.split("#")[0].strip() for line in first.splitlines()] == [
+        "python3 bootstrap.py run",
+        "python3 bootstrap.py test",
+    ]
+    assert "python3 bootstrap.py test --venv" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_table_of_commands_is_complete_and_its_examples_parse():
+    import typer
+
+    rows = re.findall(r"^\| `([a-z-]+)` \| .+ \| `(slime .+)` \|$", TEXT, re.MULTILINE)
+    assert [name for name, _ in rows] == list(COMMANDS)
+    group = typer.main.get_command(build_app())
+    for name, example in rows:
+        words = shlex.split(example)
+        assert words[:2] == ["slime", name]
+        group.commands[name].make_context(name, words[2:])
+
+
+def test_every_link_into_the_repository_exists():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert len(pages) >= 5
+    for page in pages:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_documented_metrics_and_fields_exist():
+    from slimecli.recipe import recipe_fields, section_names
+
+    known = {name for name, _, _ in recipe_fields()}
+    sections = "|".join(section_names())
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(rf"[`\s]((?:{sections})\.[a-z_0-9]+)[`\s=,]", text):
+            assert name in known or name.endswith((".jsonl", ".toml", ".json")), f"{page.name}: {name}"
