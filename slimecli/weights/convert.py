@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from slimecli import __version__, files
-from slimecli.errors import DataError
-from slimecli.model_specs import ModelSpec
+from slimecli.errors import DataError, UsageError
+from slimecli.model_specs import ModelSpec, from_config
 from slimecli.weights.check import check_folder, spec_of
 from slimecli.weights.fingerprint import tensor_hash
 from slimecli.weights.hf import HfFolder, copy_companions, save_hf_folder
@@ -143,8 +143,6 @@ def torch_dist_to_hf(
     config = files.read_json(like / "config.json")
     if expected is not None and (differing := expected.check(config)):
         raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
-    from slimecli.model_specs import from_config
-
     spec, ledger = from_config(config, name=like.name), _Ledger()
     rules = rules_of(spec, _stored_vocab(source, spec))
     _check_keys(source, rules)
@@ -168,6 +166,16 @@ def torch_dist_to_hf(
         notes |= _certify(folder, ledger, spec, verified=verify, source=str(checkpoint), to="hf")
         notes["seconds"] = round(time.perf_counter() - begin, 3)
     return notes
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """Floating dtype by name; None for an empty one."""
+    if not name:
+        return None
+    if name not in ("float32", "bfloat16", "float16"):
+        raise UsageError(f"dtype {name!r} is not known", "say float32, bfloat16 or float16")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def find_companions(checkpoint: Path) -> Path:

@@ -333,6 +333,11 @@ def copy_companions(like: Path, out: Path, dtype: str | None = None) -> list[str
             files.write_json(out / name, {**config, "torch_dtype": dtype})
         elif source.resolve() != (out / name).resolve():
             shutil.copyfile(source, out / name)
+    # code of the model's own goes along, unrun: loading it still takes trust_remote_code
+    for source in sorted(like.glob("*.py")):
+        if source.resolve() != (out / source.name).resolve():
+            shutil.copyfile(source, out / source.name)
+            copied.append(source.name)
     templates = like / "additional_chat_templates"
     if templates.is_dir():
         shutil.copytree(templates, out / templates.name, dirs_exist_ok=True)

@@ -20,7 +20,7 @@ _STATEFUL_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
 
 
 def extra_state(spec: ModelSpec) -> list[str]:
-    """Linear layers demand theirs; attention and norms have one under Transformer Engine only. Extra ones do no harm."""
+    """Linear layers demand theirs; attention and norms have one with Transformer Engine; extra ones are ignored."""
     modules = _STATEFUL + (_STATEFUL_NORMS if spec.family.qk_norm else ())
     return [f"decoder.layers.{i}.{m}" for i in range(spec.layers) for m in modules] + ["decoder.final_layernorm"]
 
