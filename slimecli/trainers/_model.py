@@ -16,6 +16,7 @@ from slimecli.errors import DataError, SlimeError
 from slimecli.recipe import Recipe
 from slimecli.trainers import _attention
 from slimecli.trainers._log_probs import token_log_probs
+from slimecli.trainers._norm import fuse_norms
 from slimecli.trainers._packing import Packing, pack
 from slimecli.types import Sample
 
@@ -32,13 +33,13 @@ class PolicyModel(nn.Module):
         self._chunk = chunk
 
     def forward(self, packing: Packing, temperature: float) -> tuple[Tensor, Tensor]:
-        """[R] log-probs and [R] entropies of the packing's trained positions."""
+        """[P] log-probs and [P] entropies of the packing's predictions."""
         body = getattr(self.hf, self.hf.base_model_prefix)
         hidden = body(
             input_ids=packing.token_ids[None],
             position_ids=packing.position_ids[None],
             use_cache=False,
-            packing=packing,
+            layout=_attention.Layout(packing),
         ).last_hidden_state[0]
         head = self.hf.get_output_embeddings()
         rows = hidden.index_select(0, packing.rows)
@@ -68,7 +69,10 @@ def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
     # Evaluation mode means no dropout, which would make policy and engine differ; gradients flow all the same.
     model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens).eval()
     _check_names(model, model_dir)
-    _check_packing(model, model_dir)
+    truth = _own_log_probs(model)
+    fuse_norms(model.hf)
+    model.hf.set_attn_implementation(_attention.NAME)
+    _check_log_probs(model, truth, model_dir)
     if recipe.trainer.activation_checkpointing:
         for layer in layers(model):
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -106,20 +110,33 @@ def _check_names(model: PolicyModel, model_dir: Path) -> None:
         )
 
 
-@torch.no_grad()
-def _check_packing(model: PolicyModel, model_dir: Path) -> None:
-    """Two short samples packed, against transformers one by one: catches a model whose layers mix samples (recurrent
-    ones), or whose logits are scaled, capped or biased after the output embedding."""
+_PROBE = ([1, 2, 3, 4], [1, 2, 5, 6, 7])
+"""token ids of two short samples"""
+
+
+def _probe(model: PolicyModel) -> list[list[int]]:
     vocabulary = model.hf.get_output_embeddings().weight.shape[0]
-    samples = [[i % vocabulary for i in ids] for ids in ([1, 2, 3, 4], [1, 2, 5, 6, 7])]
-    truth = []
-    for ids in samples:
+    return [[i % vocabulary for i in ids] for ids in _PROBE]
+
+
+@torch.no_grad()
+def _own_log_probs(model: PolicyModel) -> Tensor:
+    """Log-probs of the probe by transformers alone, one sample at a time."""
+    rows = []
+    for ids in _probe(model):
         logits = model.hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
-        truth.append(logits.log_softmax(1)[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1))
-    model.hf.set_attn_implementation(_attention.NAME)
-    group = [Sample(tokens=ids, response_length=len(ids) - 1) for ids in samples]
-    ours, _ = model(pack(from_groups([group], temperature=1.0)), 1.0)
-    gap = float((ours - torch.cat(truth)).abs().max())
+        rows.append(logits.log_softmax(1)[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1))
+    return torch.cat(rows)
+
+
+@torch.no_grad()
+def _check_log_probs(model: PolicyModel, truth: Tensor, model_dir: Path) -> None:
+    """The probe packed must give transformers' log-probs: catches a model whose layers mix samples (recurrent ones),
+    or whose logits are scaled, capped or biased after the output embedding."""
+    group = [Sample(tokens=ids, response_length=len(ids) - 1) for ids in _probe(model)]
+    packing = pack(from_groups([group], temperature=1.0))
+    ours = model(packing, 1.0)[0][packing.predictions]
+    gap = float((ours - truth).abs().max())
     if not gap < AGREEMENT:
         raise SlimeError(
             f"{model_dir} ({model.hf.config.model_type}): packed log-probs differ from transformers' by {gap:.2g} nats",

@@ -8,8 +8,7 @@ that lists them sample by sample; gradients add up through the same index, exact
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import torch
@@ -20,10 +19,11 @@ from slimecli.batch import TrainBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Index tensors of one micro-batch. U nodes, F positions of all samples, R trained positions.
+    """Index tensors of one micro-batch: U nodes, F positions of all samples, P distinct predictions, R trained tokens.
 
     Example, samples [5, 6, 7] and [5, 6, 8, 9] (the last token of a sample predicts nothing and is left out):
-        token_ids=[5, 6, 8], position_ids=[0, 1, 2], nodes=[0, 1, 0, 1, 2], starts=[0, 2, 5], owners=[0, 1, 4]
+        token_ids=[5, 6, 8], position_ids=[0, 1, 2], nodes=[0, 1, 0, 1, 2], starts=[0, 2, 5], fresh=[2, 1],
+        rows=[0, 1, 1, 2], targets=[6, 7, 8, 9], places=[0, 1, 3, 4, 5], predictions=[0, 1, 0, 2, 3]
     """
 
     token_ids: Tensor
@@ -33,33 +33,21 @@ class Packing:
     nodes: Tensor
     """[F] int64, the node at each position of each sample"""
     starts: Tensor
-    """[N+1] int32, where each sample begins in F"""
-    owners: Tensor
-    """[U] int64, a position in F of each node"""
-    longest: int
-    """positions of the longest sample"""
+    """[N+1] int64, where each sample begins in F"""
+    fresh: Tensor
+    """[N] int64, how many positions at its end are nodes that no sample before it has"""
     rows: Tensor
-    """[R] int64, the node that predicts each trained token"""
+    """[P] int64, the node of each prediction"""
     targets: Tensor
-    """[R] int64, the trained tokens"""
+    """[P] int64, the token predicted"""
     places: Tensor
-    """[R] int64, where these stand in the batch's T"""
-
-    @cached_property
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """[N * longest] the node at each place of a padded table, and [U] a place of each node in it."""
-        starts = self.starts.long()
-        lengths = starts.diff()
-        shift = torch.arange(len(lengths), device=starts.device) * self.longest - starts[:-1]
-        places = torch.arange(len(self.nodes), device=starts.device) + torch.repeat_interleave(shift, lengths)
-        index = self.nodes.new_zeros(len(lengths) * self.longest)
-        index[places] = self.nodes
-        return index, places[self.owners]
+    """[R] int64, where the trained tokens stand in the batch's T"""
+    predictions: Tensor
+    """[R] int64, the prediction of each of them"""
 
     def to(self, device: torch.device) -> Packing:
         """On a device."""
-        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return Packing(**moved, longest=self.longest)
+        return Packing(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
 
 
 def pack(batch: TrainBatch, *, share: bool = True) -> Packing:
@@ -69,40 +57,42 @@ def pack(batch: TrainBatch, *, share: bool = True) -> Packing:
         share: compute common prefixes once; False computes every sample on its own.
     """
     tokens, cu_seqlens = batch.tokens.tolist(), batch.cu_seqlens.tolist()
-    spans = list(pairwise(cu_seqlens))
-    samples = [tokens[a : max(b - 1, a + 1)] for a, b in spans]
+    begins = cu_seqlens[:-1]
+    samples = [tokens[a : max(b - 1, a + 1)] for a, b in pairwise(cu_seqlens)]
     order = sorted(range(len(samples)), key=samples.__getitem__) if share else list(range(len(samples)))
     token_ids: list[int] = []
     position_ids: list[int] = []
     nodes: list[int] = []
-    owners: list[int] = []
-    starts = [0]
+    fresh: list[int] = []
     node_at = [0] * len(tokens)
     previous: list[int] = []
     path: list[int] = []
     for index in order:
-        sample, begin = samples[index], spans[index][0]
+        sample, begin = samples[index], begins[index]
         common = _common(previous, sample) if share else 0
-        fresh = len(sample) - common
-        path = path[:common] + list(range(len(token_ids), len(token_ids) + fresh))
-        owners.extend(range(len(nodes) + common, len(nodes) + len(sample)))
-        token_ids.extend(sample[common:])
-        position_ids.extend(range(common, len(sample)))
-        nodes.extend(path)
-        starts.append(len(nodes))
+        count = len(sample) - common
+        path = path[:common] + list(range(len(token_ids), len(token_ids) + count))
+        token_ids += sample[common:]
+        position_ids += range(common, len(sample))
+        nodes += path
+        fresh.append(count)
         node_at[begin : begin + len(sample)] = path
         previous = sample
     places = batch.loss_mask.nonzero().squeeze(1)
+    predicting, targets = torch.tensor(node_at)[places], batch.targets[places]
+    vocabulary = int(targets.max()) + 1 if len(targets) else 1
+    distinct, predictions = torch.unique(predicting * vocabulary + targets, return_inverse=True)
+    lengths = torch.tensor([len(samples[i]) for i in order])
     return Packing(
         token_ids=torch.tensor(token_ids),
         position_ids=torch.tensor(position_ids),
         nodes=torch.tensor(nodes),
-        starts=torch.tensor(starts, dtype=torch.int32),
-        owners=torch.tensor(owners),
-        longest=max(map(len, samples)),
-        rows=torch.tensor(node_at)[places],
-        targets=batch.targets[places],
+        starts=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        fresh=torch.tensor(fresh),
+        rows=distinct // vocabulary,
+        targets=distinct % vocabulary,
         places=places,
+        predictions=predictions,
     )
 
 

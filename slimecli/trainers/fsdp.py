@@ -123,7 +123,7 @@ class FsdpTrainer:
         packing = pack(batch, share=self._section.shared_prefix).to(self._device)
         values = network(packing, temperature)
         zeros = torch.zeros(batch.num_tokens, device=self._device)
-        log_probs, entropy = (zeros.index_put((packing.places,), v) for v in values)
+        log_probs, entropy = (zeros.index_put((packing.places,), v[packing.predictions]) for v in values)
         return log_probs, entropy
 
     def _accumulate(
