@@ -84,8 +84,8 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     found = warnings(recipe, machine, engines)
     if not on_gpu and memory > machine.memory_bytes:
         found.append(
-            f"about {memory / 1e9:.1f} GB of memory may be needed, {machine.memory_bytes / 1e9:.1f} GB are free: a lower "
-            "trainer.max_tokens_per_micro_batch takes less"
+            f"about {memory / 1e9:.1f} GB of memory may be needed, {machine.memory_bytes / 1e9:.1f} GB are free: "
+            "a lower trainer.max_tokens_per_micro_batch takes less"
         )
     return Plan(values=values, warnings=found)
 

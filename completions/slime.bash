@@ -1,0 +1,48 @@
+# Completion of slime for bash; made by `slime completions bash`.
+_slime_runs() {
+  local file
+  for file in "${SLIME_RUNS:-runs}"/*/run.json; do
+    [[ -e $file ]] && basename "$(dirname "$file")"
+  done
+}
+_slime() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} != -* ]]; then command=${COMP_WORDS[i]}; break; fi
+  done
+  case $prev in
+    --run|-r) COMPREPLY=($(compgen -W "$(_slime_runs)" -- "$cur") $(compgen -d -- "$cur")); return ;;
+    --recipe|--from) COMPREPLY=($(compgen -W "grpo quickstart reverse sft" -- "$cur") $(compgen -f -- "$cur"))
+      return ;;
+    --set) COMPREPLY=($(compgen -W "title= source= seed= steps= model.name= model.path= model.revision= model.source= model.init_std= model.tokenizer_vocab= model.dtype= model.trust_remote_code= data.train= data.source= data.source_args= data.count= data.holdout= data.demonstrations= data.demonstration_args= data.input_key= data.label_key= data.messages_key= data.metadata_key= data.tool_key= data.system_prompt= data.apply_chat_template= data.max_prompt_tokens= data.skip_broken= data.shuffle= rollout.batch_size= rollout.n_samples_per_prompt= rollout.max_response_tokens= rollout.temperature= rollout.top_p= rollout.top_k= rollout.min_p= rollout.stop= rollout.stop_token_ids= rollout.over_sampling_batch_size= rollout.dynamic_filter= rollout.max_filtered_rounds= rollout.custom_generate= rollout.concurrency= rollout.request_timeout_s= rollout.max_retries= rollout.max_failed_fraction= reward.type= reward.path= reward.key= reward.group= reward.timeout_s= algo.name= algo.std_normalization= algo.eps_clip= algo.eps_clip_high= algo.aggregation= algo.constant_length= algo.kl_coef= algo.kl_type= algo.entropy_coef= trainer.backend= trainer.processes= trainer.threads= trainer.global_batch_size= trainer.steps_per_rollout= trainer.max_tokens_per_micro_batch= trainer.lr= trainer.warmup_steps= trainer.lr_schedule= trainer.min_lr_ratio= trainer.beta1= trainer.beta2= trainer.adam_eps= trainer.weight_decay= trainer.clip_grad= trainer.activation_checkpointing= trainer.logits_chunk_tokens= trainer.shared_prefix= sft.steps= sft.batch_size= sft.lr= sft.warmup_steps= sft.lr_schedule= sft.min_lr_ratio= sft.data= eval.interval= eval.sets= eval.n_samples_per_prompt= eval.temperature= eval.greedy= eval.max_response_tokens= eval.max_prompts= engine.backend= engine.urls= engine.replicas= engine.threads= engine.slots= engine.max_context= engine.dtype= engine.host= engine.start_timeout_s= sync.kind= sync.timeout_s= checkpoint.interval= checkpoint.keep= cluster.backend= cluster.address= cluster.start_timeout_s= gates.action= gates.max_logprob_gap= gates.first_step_kl= gates.max_zero_variance= observe.tensorboard= observe.wandb_project= export.dtype= export.max_shard_bytes= megatron= sglang=" -- "$cur")); compopt -o nospace; return ;;
+  esac
+  case $command in
+    "") words="run plan init download convert prepare-data serve rollout train eval export watch report runs recipes models reward doctor completions --help --version --debug" ;;
+    run) words="--recipe --run -r --model --set --resume --overwrite --until --json --help" ;;
+    plan) words="--recipe --run -r --model --set --measure --json --help" ;;
+    init) words="--from --out -o --json --help" ;;
+    download) words="--revision --dataset --out -o --allow --ignore --offline --json --help" ;;
+    convert) words="--to --model --hf --from --out -o --dtype --verify --dry-run --json --help" ;;
+    prepare-data) words="--run -r --recipe --input --out -o --model --set --show --list --json --help" ;;
+    serve) words="--run -r --model --step --host --port --api-key --recipe --set --help" ;;
+    rollout) words="--run -r --model --prompts --out -o --recipe --set --json --help" ;;
+    train) words="--run -r --stage --set --json --help" ;;
+    eval) words="--run -r --model --step --data --recipe --set --json --help" ;;
+    export) words="--run -r --step --out -o --dtype --json --help" ;;
+    watch) words="--run -r --json --help" ;;
+    report) words="--run -r --out -o --bundle --json --help" ;;
+    runs) words="show --json --help" ;;
+    recipes) words="show copy --fields --algorithms --json --help" ;;
+    models) words="--filter --json --help" ;;
+    reward) words="--type --recipe --set --limit --list --json --help" ;;
+    doctor) words="--json --help" ;;
+    completions) words="bash zsh fish --write --json --help" ;;
+  esac
+  case $command in
+    runs|watch|report) words="$words $(_slime_runs)" ;;
+    recipes) words="$words grpo quickstart reverse sft" ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  [[ ${#COMPREPLY[@]} -eq 0 ]] && COMPREPLY=($(compgen -f -- "$cur"))
+}
+complete -F _slime slime

@@ -1,0 +1,67 @@
+#compdef slime
+# Completion of slime for zsh; made by `slime completions zsh`.
+_slime() {
+  local -a runs recipes fields commands options
+  local command="" i
+  runs=(${SLIME_RUNS:-runs}/*/run.json(N:h:t))
+  recipes=(grpo quickstart reverse sft)
+  fields=(title= source= seed= steps= model.name= model.path= model.revision= model.source= model.init_std= model.tokenizer_vocab= model.dtype= model.trust_remote_code= data.train= data.source= data.source_args= data.count= data.holdout= data.demonstrations= data.demonstration_args= data.input_key= data.label_key= data.messages_key= data.metadata_key= data.tool_key= data.system_prompt= data.apply_chat_template= data.max_prompt_tokens= data.skip_broken= data.shuffle= rollout.batch_size= rollout.n_samples_per_prompt= rollout.max_response_tokens= rollout.temperature= rollout.top_p= rollout.top_k= rollout.min_p= rollout.stop= rollout.stop_token_ids= rollout.over_sampling_batch_size= rollout.dynamic_filter= rollout.max_filtered_rounds= rollout.custom_generate= rollout.concurrency= rollout.request_timeout_s= rollout.max_retries= rollout.max_failed_fraction= reward.type= reward.path= reward.key= reward.group= reward.timeout_s= algo.name= algo.std_normalization= algo.eps_clip= algo.eps_clip_high= algo.aggregation= algo.constant_length= algo.kl_coef= algo.kl_type= algo.entropy_coef= trainer.backend= trainer.processes= trainer.threads= trainer.global_batch_size= trainer.steps_per_rollout= trainer.max_tokens_per_micro_batch= trainer.lr= trainer.warmup_steps= trainer.lr_schedule= trainer.min_lr_ratio= trainer.beta1= trainer.beta2= trainer.adam_eps= trainer.weight_decay= trainer.clip_grad= trainer.activation_checkpointing= trainer.logits_chunk_tokens= trainer.shared_prefix= sft.steps= sft.batch_size= sft.lr= sft.warmup_steps= sft.lr_schedule= sft.min_lr_ratio= sft.data= eval.interval= eval.sets= eval.n_samples_per_prompt= eval.temperature= eval.greedy= eval.max_response_tokens= eval.max_prompts= engine.backend= engine.urls= engine.replicas= engine.threads= engine.slots= engine.max_context= engine.dtype= engine.host= engine.start_timeout_s= sync.kind= sync.timeout_s= checkpoint.interval= checkpoint.keep= cluster.backend= cluster.address= cluster.start_timeout_s= gates.action= gates.max_logprob_gap= gates.first_step_kl= gates.max_zero_variance= observe.tensorboard= observe.wandb_project= export.dtype= export.max_shard_bytes= megatron= sglang=)
+  commands=(
+    'run:Do every stage in order - data, model, SFT, the RL loop on Ray, export'
+    'plan:Say what is wrong with a recipe, all at once, and what it will take'
+    'init:Write a commented recipe into the current folder'
+    'download:Fetch a model or data set into the shared cache (or --out), and check that it is what it says'
+    'convert:Convert a model between Hugging Face and Megatron; the result carries a certificate'
+    'prepare-data:Prepare prompts and demonstrations - validate, de-duplicate, hold out, count'
+    'serve:Serve a model or a runs weights with the embedded engine'
+    'rollout:Generate and score answers - the next step of a run, or any prompt file with any model'
+    'train:Train on the samples of the next step, or on demonstrations'
+    'eval:Score held-out problems, sampled and greedy'
+    'export:Write a runs weights as an HF folder with tokenizer, chat template and model card'
+    'watch:Follow a run live, until it ends. The exit code says how it ended'
+    'report:Write a run as one HTML file - curves, stages, answers before and after, recipe'
+    'runs:List runs with status, step and reward, or show one'
+    'recipes:Show the recipes that come with slime, and everything a recipe can say'
+    'models:List known models, or show one with its memory, FLOPs and Megatron arguments'
+    'reward:Score samples with a reward function, or check it on gold answers'
+    'doctor:Check Python, packages, torch, GPUs, memory, disk and ports'
+    'completions:Print the completion script of a shell'
+  )
+  for ((i = 2; i < CURRENT; i++)); do
+    if [[ $words[i] != -* ]]; then command=$words[i]; break; fi
+  done
+  case $words[CURRENT-1] in
+    --run|-r) compadd -a runs; _files -/; return ;;
+    --recipe|--from) compadd -a recipes; _files -g '*.toml'; return ;;
+    --set) compadd -S '' -a fields; return ;;
+  esac
+  case $command in
+    '') _describe command commands; compadd -- --help --version --debug; return ;;
+    run) options=(--recipe --run -r --model --set --resume --overwrite --until --json --help) ;;
+    plan) options=(--recipe --run -r --model --set --measure --json --help) ;;
+    init) options=(--from --out -o --json --help) ;;
+    download) options=(--revision --dataset --out -o --allow --ignore --offline --json --help) ;;
+    convert) options=(--to --model --hf --from --out -o --dtype --verify --dry-run --json --help) ;;
+    prepare-data) options=(--run -r --recipe --input --out -o --model --set --show --list --json --help) ;;
+    serve) options=(--run -r --model --step --host --port --api-key --recipe --set --help) ;;
+    rollout) options=(--run -r --model --prompts --out -o --recipe --set --json --help) ;;
+    train) options=(--run -r --stage --set --json --help) ;;
+    eval) options=(--run -r --model --step --data --recipe --set --json --help) ;;
+    export) options=(--run -r --step --out -o --dtype --json --help) ;;
+    watch) options=(--run -r --json --help) ;;
+    report) options=(--run -r --out -o --bundle --json --help) ;;
+    runs) options=(show --json --help) ;;
+    recipes) options=(show copy --fields --algorithms --json --help) ;;
+    models) options=(--filter --json --help) ;;
+    reward) options=(--type --recipe --set --limit --list --json --help) ;;
+    doctor) options=(--json --help) ;;
+    completions) options=(bash zsh fish --write --json --help) ;;
+  esac
+  case $command in
+    runs|watch|report) compadd -a runs ;;
+    recipes) compadd -a recipes ;;
+  esac
+  compadd -- $options
+  _files
+}
+_slime "$@"

@@ -1,0 +1,89 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bootstrap
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Commands that would be run; those that contain `refused` fail."""
+    made = []
+
+    def attempt(*command):
+        made.append(command)
+        return "refused" not in made[0]
+
+    monkeypatch.setattr(bootstrap, "call", lambda *command: made.append(command))
+    monkeypatch.setattr(bootstrap, "attempt", attempt)
+    return made
+
+
+def test_arguments_are_passed_on_without_the_environment():
+    assert bootstrap.split_arguments(["--venv", "/x", "-k", "a"]) == (Path("/x"), ["-k", "a"])
+    assert bootstrap.split_arguments(["-q", "--venv=/x"]) == (Path("/x"), ["-q"])
+    assert bootstrap.split_arguments(["--set", "steps=2"]) == (bootstrap.ROOT / ".venv", ["--set", "steps=2"])
+    with pytest.raises(SystemExit, match="needs a folder"):
+        bootstrap.split_arguments(["--venv"])
+
+
+def test_without_a_gpu_only_cpu_builds_are_asked_for(calls, monkeypatch):
+    monkeypatch.setattr(bootstrap.sys, "platform", "linux")
+    bootstrap.install_torch(["pip"], gpu=False)
+    assert calls == [("pip", "install", f"{bootstrap.TORCH}+cpu")]
+    calls.clear()
+    bootstrap.install_torch(["refused"], gpu=False)
+    assert calls[1] == ("refused", "install", bootstrap.TORCH, "--index-url", bootstrap.CPU_INDEX)
+
+
+def test_with_a_gpu_or_on_a_mac_the_default_build_is_taken(calls, monkeypatch):
+    bootstrap.install_torch(["pip"], gpu=True)
+    monkeypatch.setattr(bootstrap.sys, "platform", "darwin")
+    bootstrap.install_torch(["pip"], gpu=False)
+    assert calls == [("pip", "install", bootstrap.TORCH)] * 2
+
+
+def test_a_second_call_installs_nothing(calls, monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
+    monkeypatch.setattr(bootstrap, "refuse_cuda", lambda python: None)
+    bootstrap.install(tmp_path, "dev")
+    assert calls[-1][-3:] == ("install", "-e", ".[dev]")
+    calls.clear()
+    bootstrap.install(tmp_path, "dev")
+    bootstrap.install(tmp_path, "")  # what the tests need contains what a run needs
+    assert calls == []
+    monkeypatch.setattr(bootstrap, "TORCH", "torch==0")
+    monkeypatch.setattr(bootstrap, "fingerprint", lambda extra, gpu: "other")
+    bootstrap.install(tmp_path, "dev")
+    assert calls != []
+
+
+def test_cuda_packages_on_a_machine_without_a_gpu_fail_loudly(monkeypatch):
+    def listing(found):
+        return lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=found, stderr="")
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", listing("\n"))
+    bootstrap.refuse_cuda(Path("/x/bin/python"))
+    monkeypatch.setattr(bootstrap.subprocess, "run", listing("nvidia-cublas-cu12 nvidia-nccl-cu12\n"))
+    with pytest.raises(SystemExit, match="nvidia-cublas-cu12, nvidia-nccl-cu12"):
+        bootstrap.refuse_cuda(Path("/x/bin/python"))
+
+
+def test_an_unknown_action_and_an_old_python_are_clear_messages(monkeypatch):
+    done = subprocess.run([sys.executable, bootstrap.__file__, "deploy"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 'deploy' is not something to do\n  fix: ")
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.11"):
+        bootstrap.main()
+
+
+def test_ci_calls_the_second_command():
+    script = (bootstrap.ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert "set -euo pipefail" in script
+    assert (bootstrap.ROOT / ".ci" / "run").stat().st_mode & 0o111
