@@ -93,6 +93,8 @@ def test_list_and_usage(capsys, runs_root):
     out = capsys.readouterr().out
     assert "reasoning_gym:basic_arithmetic" in out and "column_addition" in out
     assert slime("--input", "x.jsonl") == 2
+    assert slime("--recipe", "grpo", "--run", "empty") == 2
+    assert "names no data" in capsys.readouterr().err
     assert slime("--run", "nothing") == 2
     assert "slime prepare-data --recipe quickstart" in capsys.readouterr().err
 
