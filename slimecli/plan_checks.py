@@ -203,7 +203,6 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         ("data.source", recipe.data.source.partition(":")[0], "slimecli.data_tools.sources", "SOURCES"),
         ("data.demonstrations", recipe.data.demonstrations, "slimecli.data_tools.demonstrations", "DEMONSTRATIONS"),
         ("trainer.backend", recipe.trainer.backend, "slimecli.trainers", "TRAINERS"),
-        ("engine.backend", recipe.engine.backend, "slimecli.engines", "ENGINES"),
     )
     for field, name, module, registry in named:
         known = registry_names(module, registry) if name else []
@@ -249,6 +248,8 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`[megatron]` is given, but `trainer.backend` is 'fsdp'; set that to 'megatron' or remove the table"
     if recipe.sglang and recipe.engine.backend != "sglang":
         yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
+    if recipe.engine.backend == "sglang" and not recipe.engine.urls:
+        yield "`engine.backend` = 'sglang': slime starts no SGLang servers yet; name running ones in `engine.urls`"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
         yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
     if recipe.cluster.backend == "local":

@@ -85,6 +85,8 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"algo": {"constant_length": 7}}, "no effect with `algo.aggregation`"),
         ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
         ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
+        ({"trainer": {"backend": "megatron"}}, "`trainer.backend` = 'megatron' is unknown"),
+        ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),
         ({"sync": {"kind": "in_process"}}, "two processes"),
         ({"cluster": {"backend": "local"}, "trainer": {"processes": 2}}, "'local' is one process"),
         ({"engine": {"urls": ["localhost:1"]}}, "not an http:// address"),
