@@ -1,0 +1,1 @@
+"""The embedded rollout engine: slots, continuous batching, own KV cache, SGLang's replies."""

@@ -1,0 +1,50 @@
+"""The key-value cache: one row per slot."""
+
+from __future__ import annotations
+
+import torch
+
+WINDOW = 64
+"""attended lengths are rounded up to this many positions, so that shapes repeat"""
+ROWS = 16
+"""every matrix product has a multiple of this many rows: with fewer, the CPU's kernel depends on the row count, and
+with it the last bit of the result. From 16 rows on, a row does not depend on its neighbours."""
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
+
+
+class KVCache:
+    """Keys and values of all layers, [layers, slots, kv_heads, max_len, head_dim] each."""
+
+    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.k = self.v = torch.empty(0)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Take the memory. Zeros: a masked position must not hold NaN."""
+        self.k = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        self.v = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.k = self.v = torch.empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held now."""
+        return self.k.nbytes + self.v.nbytes
+
+    def copy(self, sources: list[int], targets: list[int], length: int) -> None:
+        """Copy the first `length` positions of slot sources[i] to slot targets[i]."""
+        src = torch.tensor(sources, device=self.device)
+        dst = torch.tensor(targets, device=self.device)
+        for cache in (self.k, self.v):
+            for layer in cache:
+                window = layer[:, :, :length]
+                window[dst] = window[src]

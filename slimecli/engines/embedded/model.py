@@ -1,0 +1,231 @@
+"""Dense decoder (Qwen2, Qwen2.5, Qwen3, Llama, Mistral without window) over a slot cache, with fused projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from slimecli.engines.embedded.config import DecoderConfig, inverse_frequencies
+from slimecli.engines.embedded.kv import ROWS, WINDOW, KVCache, round_up
+
+
+@dataclass(kw_only=True)
+class Layer:
+    """Weights of one layer. R = rows of a fused matrix."""
+
+    norm1: torch.Tensor
+    qkv: torch.Tensor
+    """[(heads + 2 kv_heads) * head_dim, hidden]"""
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    """[2, head_dim]: of the queries, of the keys"""
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    norm2: torch.Tensor
+    gate_up: torch.Tensor
+    """[2 * ffn, hidden]"""
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    qk_scale: torch.Tensor | None = field(default=None)
+    """[heads + kv_heads, head_dim] qk_norm laid out per head; derived"""
+
+
+class Decoder:
+    """Forward passes over slots.
+
+    Attributes:
+        live: HF name -> view into the fused tensors, in the checkpoint's order. Writing to a view loads a weight.
+        cache: the KV cache, or None while it sleeps.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, slots: int, max_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.vocab = config.vocab
+        self.dtype = dtype
+        self.device = device
+        self.live: dict[str, torch.Tensor] = {}
+        self.aliases = {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {}
+        self._owned: list[torch.Tensor] = []
+        self._build()
+        length = round_up(max_len, WINDOW)
+        self.cache = KVCache((config.layers, slots, config.kv_heads, length, config.head_dim), dtype, device)
+        angles = torch.outer(
+            torch.arange(length, dtype=torch.float32), inverse_frequencies(config.rope, config.head_dim)
+        )
+        # the second half of the sine table carries the sign of the rotation, so that rotating is one swap of halves
+        self._cos = torch.cat([angles.cos(), angles.cos()], -1).to(dtype).to(device)
+        self._sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype).to(device)
+        self._positions = torch.arange(length, device=device)
+        self._rows = torch.arange(slots, device=device)
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def _new(self, *shape: int) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._owned.append(tensor)
+        return tensor
+
+    def _build(self) -> None:
+        c = self.config
+        self._embed = self._new(c.vocab, c.hidden)
+        self.live["model.embed_tokens.weight"] = self._embed
+        self._layers = [self._build_layer(i) for i in range(c.layers)]
+        self._norm = self._new(c.hidden)
+        self.live["model.norm.weight"] = self._norm
+        self._head = self._embed
+        if not c.tied:
+            self._head = self._new(c.vocab, c.hidden)
+            self.live["lm_head.weight"] = self._head
+
+    def _build_layer(self, index: int) -> Layer:
+        c = self.config
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        layer = Layer(
+            norm1=self._new(c.hidden),
+            qkv=self._new(q + 2 * kv, c.hidden),
+            qkv_bias=self._new(q + 2 * kv) if c.qkv_bias else None,
+            qk_norm=self._new(2, c.head_dim) if c.qk_norm else None,
+            o=self._new(c.hidden, q),
+            o_bias=self._new(c.hidden) if c.o_bias else None,
+            norm2=self._new(c.hidden),
+            gate_up=self._new(2 * c.ffn, c.hidden),
+            gate_up_bias=self._new(2 * c.ffn) if c.mlp_bias else None,
+            down=self._new(c.hidden, c.ffn),
+            down_bias=self._new(c.hidden) if c.mlp_bias else None,
+        )
+        attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        self._name(f"model.layers.{index}", ["input_layernorm.weight"], layer.norm1, [c.hidden])
+        for kind, matrix, bias in (("weight", layer.qkv, 0), ("bias", layer.qkv_bias, 1)):
+            self._name(attention, [f"{p}_proj.{kind}" for p in "qkv"], matrix, [q, kv, kv])
+            self._name(attention, [f"o_proj.{kind}"], layer.o_bias if bias else layer.o, [c.hidden])
+            self._name(
+                mlp, [f"{p}_proj.{kind}" for p in ("gate", "up")], layer.gate_up_bias if bias else layer.gate_up,
+                [c.ffn, c.ffn],
+            )  # fmt: skip
+            self._name(mlp, [f"down_proj.{kind}"], layer.down_bias if bias else layer.down, [c.hidden])
+        if layer.qk_norm is not None:
+            self.live[f"{attention}.q_norm.weight"], self.live[f"{attention}.k_norm.weight"] = layer.qk_norm
+        self._name(f"model.layers.{index}", ["post_attention_layernorm.weight"], layer.norm2, [c.hidden])
+        return layer
+
+    def _name(self, prefix: str, names: list[str], fused: torch.Tensor | None, rows: list[int]) -> None:
+        if fused is not None:
+            for name, part in zip(names, fused.split(rows), strict=True):
+                self.live[f"{prefix}.{name}"] = part
+
+    def weights_changed(self) -> None:
+        """Derive what is derived; call after writing to `live`."""
+        c = self.config
+        for layer in self._layers:
+            if layer.qk_norm is not None:
+                query, key = layer.qk_norm
+                layer.qk_scale = torch.cat([query.expand(c.heads, -1), key.expand(c.kv_heads, -1)])
+
+    def free_weights(self) -> None:
+        """Give the memory of the weights back; names and shapes stay."""
+        for tensor in self._owned:
+            tensor.untyped_storage().resize_(0)
+
+    def allocate_weights(self) -> None:
+        """Take the memory again; its content is undefined until every weight is loaded."""
+        for tensor in self._owned:
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory held by weights now."""
+        return sum(t.untyped_storage().nbytes() for t in self._owned)
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def _project(self, h: torch.Tensor, layer: Layer, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[M, hidden] -> rotated queries and keys [M, heads + kv_heads, D], values [M, kv_heads, D]."""
+        c = self.config
+        fused = F.linear(F.rms_norm(h, (c.hidden,), layer.norm1, c.eps), layer.qkv, layer.qkv_bias)
+        heads = fused.view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+        qk, v = heads[:, : c.heads + c.kv_heads], heads[:, c.heads + c.kv_heads :]
+        if layer.qk_scale is not None:
+            qk = F.rms_norm(qk, (c.head_dim,), None, c.eps).mul_(layer.qk_scale)
+        first, second = qk.chunk(2, -1)
+        return (qk * cos).addcmul_(torch.cat((second, first), -1), sin), v
+
+    def _mlp(self, h: torch.Tensor, layer: Layer) -> torch.Tensor:
+        c = self.config
+        gate, up = F.linear(
+            F.rms_norm(h, (c.hidden,), layer.norm2, c.eps), layer.gate_up, layer.gate_up_bias
+        ).chunk(2, -1)  # fmt: skip
+        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, hidden] -> [M, vocab] float32; M must be a multiple of ROWS."""
+        c = self.config
+        return F.linear(F.rms_norm(hidden, (c.hidden,), self._norm, c.eps), self._head).float()
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, count: int, window: int) -> torch.Tensor:
+        """One token for each of the first `count` slots.
+
+        Args:
+            tokens, positions: [M] with M = count rounded up to ROWS; the surplus rows are computed and meaningless.
+            window: attended positions, a multiple of WINDOW above the largest position.
+
+        Returns:
+            [M, vocab] float32 logits.
+        """
+        c, cache = self.config, self.cache
+        rows, where = self._rows[:count], positions[:count]
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        visible = self._positions[:window] <= where[:, None]
+        mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, float("-inf"))[:, None, None]
+        groups = c.heads // c.kv_heads
+        attended = torch.zeros(len(tokens), c.heads * c.head_dim, dtype=self.dtype, device=self.device)
+        h = F.embedding(tokens, self._embed)
+        for layer, k, v in zip(self._layers, cache.k, cache.v, strict=True):
+            qk, value = self._project(h, layer, cos, sin)
+            k[rows, :, where] = qk[:count, c.heads :]
+            v[rows, :, where] = value[:count]
+            # the queries that share a key head are viewed as query positions: no copy of keys and values per head
+            q = qk[:count, : c.heads].reshape(count, c.kv_heads, groups, c.head_dim)
+            out = F.scaled_dot_product_attention(q, k[:count, :, :window], v[:count, :, :window], attn_mask=mask)
+            attended[:count] = out.reshape(count, -1)
+            h = h + F.linear(attended, layer.o, layer.o_bias)
+            h += self._mlp(h, layer)
+        return self.logits(h)
+
+    def prefill(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Fill the cache from position 0.
+
+        Args:
+            ids: [n, P] token ids, padded on the right; P a multiple of ROWS, the same for a given prompt length.
+            slots: [n] where the keys and values go.
+
+        Returns:
+            [n, P, hidden] for `logits`.
+        """
+        c, cache = self.config, self.cache
+        n, length = ids.shape
+        cos, sin = self._cos[:length].repeat(n, 1)[:, None], self._sin[:length].repeat(n, 1)[:, None]
+        h = F.embedding(ids.view(-1), self._embed)
+        groups = c.heads // c.kv_heads
+        for layer, k, v in zip(self._layers, cache.k, cache.v, strict=True):
+            qk, value = self._project(h, layer, cos, sin)
+            q, key = qk.view(n, length, -1, c.head_dim).transpose(1, 2).split([c.heads, c.kv_heads], 1)
+            value = value.reshape(n, length, c.kv_heads, c.head_dim).transpose(1, 2)
+            k[slots, :, :length] = key
+            v[slots, :, :length] = value
+            # padding lies behind every real token, so the causal mask hides it
+            out = F.scaled_dot_product_attention(
+                q, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True
+            )
+            h = h + F.linear(out.transpose(1, 2).reshape(n * length, -1), layer.o, layer.o_bias)
+            h += self._mlp(h, layer)
+        return h.view(n, length, -1)
+
+
+def padded_rows(count: int) -> int:
+    """Rows of a product that serves `count` slots."""
+    return round_up(max(count, 1), ROWS)

@@ -1,0 +1,132 @@
+"""SGLang's HTTP API in front of an EmbeddedEngine. Errors are JSON with a reason; a traceback goes to the log only."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.engines.embedded.request import BadRequest
+from slimecli.errors import SlimeError
+
+log = logging.getLogger("slimecli.engine")
+MAX_BODY = 1 << 31
+"""largest request (bytes)"""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN_PATHS = ("/health", "/health_generate")
+"""answered without an API key, as load balancers expect"""
+
+
+def reply(data: Any, status: int = 200) -> web.Response:
+    """JSON by orjson."""
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
+
+
+def failure(message: str, status: int) -> web.Response:
+    """An error as SGLang shapes it. `success` and `message` are there for clients of the control calls."""
+    return reply({"error": {"message": message}, "success": False, "message": message}, status)
+
+
+async def body(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; empty when there is none."""
+    raw = await request.read()
+    if not raw:
+        return {}
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise BadRequest("the body must be a JSON object")
+    return data
+
+
+def build_app(engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> web.Application:
+    """All routes."""
+    from slimecli.engines.embedded import control, generation, openai
+
+    @web.middleware
+    async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if api_key and request.path not in OPEN_PATHS and not hmac.compare_digest(given.encode(), api_key.encode()):
+            return failure("wrong or missing API key", 401)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return failure(f"{request.method} {request.path}: {error.reason}", error.status)
+        except SlimeError as error:
+            return failure(str(error), 400 if isinstance(error, BadRequest) else control.status_of(error))
+        except (asyncio.CancelledError, ConnectionResetError):
+            raise
+        except Exception as error:  # the boundary of the server: the log has the traceback, the caller the reason
+            log.exception("%s %s failed", request.method, request.path)
+            return failure(f"the engine failed: {type(error).__name__}: {error}", 500)
+
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[explain])
+    for module in (generation, control, openai):
+        for method, path, handler in module.routes(engine, allow_pickle):
+            app.router.add_route(method, path, handler)
+    return app
+
+
+class Server:
+    """An engine on an address, from within an event loop."""
+
+    def __init__(self, engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> None:
+        app = build_app(engine, api_key=api_key, allow_pickle=allow_pickle)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; returns the URL. Port 0 takes a free one."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            if error.errno == errno.EADDRINUSE:
+                raise SlimeError(f"port {port} on {host} is in use", "stop who uses it, or take --port 0") from None
+            raise SlimeError(f"cannot listen on {host}:{port}: {error.strerror}", "check the address") from None
+        found = self._runner.addresses[0][1]
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{found}"
+
+    async def stop(self) -> None:
+        """Stop listening; the engine stays."""
+        await self._runner.cleanup()
+
+
+def start_server_thread(
+    engine: EmbeddedEngine, host: str = "127.0.0.1", port: int = 0, *, api_key: str = "", allow_pickle: bool = False
+) -> tuple[str, Callable[[], None]]:
+    """Serve from a thread of its own; returns (url, stop). `stop` also closes the engine and is idempotent."""
+    loop = asyncio.new_event_loop()
+    server = Server(engine, api_key=api_key, allow_pickle=allow_pickle)
+    thread = threading.Thread(target=loop.run_forever, name="slime-http", daemon=True)
+    thread.start()
+    once = threading.Lock()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def stop() -> None:
+        if not once.acquire(blocking=False):
+            return
+        asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        end()
+
+    try:
+        url = asyncio.run_coroutine_threadsafe(server.start(host, port), loop).result()
+    except SlimeError:
+        end()
+        raise
+    return url, stop

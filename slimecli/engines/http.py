@@ -1,0 +1,223 @@
+"""A RolloutEngine over HTTP: embedded servers and SGLang servers alike."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from slimecli.errors import SlimeError
+from slimecli.protocols import WeightUpdate
+from slimecli.types import WeightReceipt
+
+
+class EngineUnreachableError(SlimeError):
+    """No connection, or it broke."""
+
+
+class EngineRefusedError(SlimeError):
+    """The engine answered with an error.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    status = 0
+
+
+class HttpEngine:
+    """One engine at a URL.
+
+    Args:
+        url: where it listens.
+        timeout_s: deadline of every call (seconds).
+        api_key: sent as a bearer token.
+        retries: further tries of generate when the connection breaks; an engine's refusal is never retried.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, api_key: str = "", retries: int = 2) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._retries = retries
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
+        """One HTTP call; the decoded JSON (None for an empty body).
+
+        Raises EngineUnreachableError or EngineRefusedError naming the engine and what it was doing.
+        """
+        data = orjson.dumps(payload) if payload is not None else None
+        work = asyncio.run_coroutine_threadsafe(self._exchange(method, path, data), client_loop())
+        try:
+            raw, status = await asyncio.wrap_future(work)
+        except TimeoutError:
+            raise SlimeError(
+                f"the engine at {self.url} did not answer within {self._timeout_s:g} s while {doing}",
+                "look at its log; raise rollout.request_timeout_s if the work is only slow",
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachableError(
+                f"no connection to the engine at {self.url} while {doing}: {error or type(error).__name__}",
+                "see whether it still runs",
+            ) from None
+        return self._decoded(raw, status, doing)
+
+    async def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[bytes, int]:
+        """Send and receive; on the client loop only."""
+        if self._session is None:
+            # a session and its open connections live and die with one loop, so all of them live on the client loop
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with self._session.request(method, self.url + path, data=data, timeout=limit) as answer:
+            return await answer.read(), answer.status
+
+    def _decoded(self, raw: bytes, status: int, doing: str) -> Any:
+        try:
+            data = orjson.loads(raw) if raw else None
+        except orjson.JSONDecodeError:
+            data = {"message": raw[:200].decode(errors="replace")}
+        refused = isinstance(data, dict) and data.get("success") is False
+        if status == 200 and not refused:
+            return data
+        refusal = EngineRefusedError(
+            f"the engine at {self.url} refused while {doing}: {_reason(data, status)}", "see its log"
+        )
+        refusal.status = status
+        raise refusal
+
+    async def generate(self, payload: Mapping[str, Any]) -> Any:
+        """SGLang /generate. A broken connection is tried again: an answer with a seed comes out the same."""
+        tries = 0
+        while True:
+            try:
+                return await self.call("POST", "/generate", payload, "generating")
+            except EngineUnreachableError:
+                tries += 1
+                if tries > self._retries:
+                    raise
+                await asyncio.sleep(0.1 * 2**tries)
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Load, then ask what is held. Engines without a fingerprint (SGLang) answer with an empty one."""
+        begin = time.perf_counter()
+        version = {"weight_version": str(update.version)}
+        doing = f"updating weights to version {update.version}"
+        if update.kind == "shared_memory":
+            payload = {"manifest": str(update.manifest), **version}
+            answer = await self.call("POST", "/update_weights_from_shared_memory", payload, doing)
+        elif update.kind == "disk":
+            payload = {"model_path": str(update.folder), **version}
+            answer = await self.call("POST", "/update_weights_from_disk", payload, doing)
+        elif update.kind == "distributed":
+            answer = await self.update_in_parts([dict(update.group or {}) | version], doing)
+        else:
+            raise SlimeError(f"weights cannot go {update.kind} to {self.url}", "--set sync.kind=shared_memory or disk")
+        answer = answer or {}
+        fingerprint = answer.get("fingerprint") or await self.fingerprint()
+        return WeightReceipt(
+            version=update.version if "version" not in answer else int(answer["version"]),
+            fingerprint=fingerprint,
+            seconds=time.perf_counter() - begin,
+            bytes_=int(answer.get("bytes", 0)),
+        )
+
+    async def update_in_parts(self, parts: list[dict[str, Any]], doing: str) -> Any:
+        """update_weights_from_distributed between begin and end; servers before 0.5.21 have neither."""
+        modern = await self._begin(doing)
+        total = 0
+        for part in parts:
+            answer = await self.call("POST", "/update_weights_from_distributed", part, doing)
+            total += int((answer or {}).get("bytes", 0))
+        ended = await self.call("POST", "/end_weight_update", {}, doing) if modern else {}
+        return {**(ended or {}), "bytes": total}
+
+    async def _begin(self, doing: str) -> bool:
+        try:
+            await self.call("POST", "/begin_weight_update", {}, doing)
+        except EngineRefusedError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def join_group(self, payload: Mapping[str, Any]) -> None:
+        """Enter a weight-update process group."""
+        await self.call("POST", "/init_weights_update_group", payload, "joining a weight-update group")
+
+    async def leave_group(self, name: str) -> None:
+        """Leave it."""
+        payload = {"group_name": name}
+        await self.call("POST", "/destroy_weights_update_group", payload, "leaving a weight-update group")
+
+    async def fingerprint(self) -> str:
+        """Over the engine's live weights; empty from a server that cannot say."""
+        try:
+            answer = await self.call("GET", "/weights_fingerprint", None, "computing its fingerprint")
+        except EngineRefusedError as error:
+            if error.status == 404:
+                return ""
+            raise
+        return str(answer["fingerprint"])
+
+    async def info(self) -> dict[str, Any]:
+        """/server_info."""
+        found: dict[str, Any] = await self.call("GET", "/server_info", None, "describing itself")
+        return found
+
+    async def health(self) -> None:
+        """Raises unless the engine answers."""
+        await self.call("GET", "/health", None, "answering its health check")
+
+    async def pause(self, mode: str = "abort") -> None:
+        """Stop stepping."""
+        await self.call("POST", "/pause_generation", {"mode": mode}, "pausing")
+
+    async def resume(self) -> None:
+        """Go on after pause."""
+        await self.call("POST", "/continue_generation", {}, "continuing")
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Stop one request, or all."""
+        payload = {"abort_all": True} if rid is None else {"rid": rid}
+        await self.call("POST", "/abort_request", payload, "aborting")
+
+    async def sleep(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Free device memory by tag."""
+        await self.call("POST", "/release_memory_occupation", {"tags": list(tags)}, "going to sleep")
+
+    async def wake(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Take it back."""
+        await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)}, "waking up")
+
+    async def close(self) -> None:
+        """Close the connections; the server is not ours to stop. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), client_loop()))
+
+
+@functools.cache
+def client_loop() -> asyncio.AbstractEventLoop:
+    """The loop, on a thread of its own, that holds every connection: callers come from loops that come and go."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="slime-http-client", daemon=True).start()
+    return loop
+
+
+def _reason(data: Any, status: int) -> str:
+    if isinstance(data, dict):
+        error = data.get("error")
+        text = error.get("message") if isinstance(error, dict) else error
+        text = text or data.get("message") or data.get("detail")
+        if text:
+            return str(text)
+    return f"HTTP {status}"

@@ -1,0 +1,129 @@
+"""Several engines as one."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from slimecli.errors import SlimeError
+from slimecli.protocols import RolloutEngine, WeightUpdate
+from slimecli.types import WeightReceipt
+
+
+class EnginePool:
+    """Routes requests; control calls go to every engine.
+
+    A list payload is cut into contiguous parts, one per engine. A single request goes to the engine with the fewest
+    answers in flight, or by `routing_key` (taken out of the payload) always to the same one.
+    """
+
+    def __init__(self, engines: Sequence[RolloutEngine]) -> None:
+        if not engines:
+            raise SlimeError("a pool needs at least one engine", "set engine.replicas or engine.urls")
+        self.engines = list(engines)
+        self._load = [0] * len(self.engines)
+
+    def _name(self, index: int) -> str:
+        url = getattr(self.engines[index], "url", None)
+        return f"engine {index} at {url}" if url else f"engine {index}"
+
+    async def generate(self, payload: Mapping[str, Any]) -> Any:
+        """Route, or split and join."""
+        payload = dict(payload)
+        key = payload.pop("routing_key", None)
+        count = _length(payload)
+        if count is None or count == 1 or key is not None or len(self.engines) == 1:
+            index = self._pick(key)
+            return await self._ask(index, payload, count or 1)
+        parts = _cut(payload, count, self._shares(count))
+        answers = await asyncio.gather(
+            *(self._ask(index, part, size) for index, part, size in parts), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [reply for answer in answers if isinstance(answer, list) for reply in answer]
+
+    def _pick(self, key: Any) -> int:
+        if key is not None:
+            return zlib.crc32(str(key).encode()) % len(self.engines)
+        return min(range(len(self.engines)), key=lambda i: self._load[i])
+
+    def _shares(self, count: int) -> list[int]:
+        """Answers per engine: as even as possible, the idlest engines first."""
+        size, rest = divmod(count, len(self.engines))
+        order = sorted(range(len(self.engines)), key=lambda i: self._load[i])
+        return [size + (order.index(i) < rest) for i in range(len(self.engines))]
+
+    async def _ask(self, index: int, payload: Mapping[str, Any], count: int) -> Any:
+        self._load[index] += count
+        try:
+            return await self.engines[index].generate(payload)
+        except SlimeError as error:
+            if getattr(self.engines[index], "url", "") not in error.what:
+                raise
+            raise type(error)(f"{self._name(index)}: {error.what}", error.fix) from error
+        finally:
+            self._load[index] -= count
+
+    async def _all(self, act: Callable[[RolloutEngine], Awaitable[Any]], doing: str) -> list[Any]:
+        """Every engine; all are awaited before the first failure is raised."""
+        answers = await asyncio.gather(*(act(e) for e in self.engines), return_exceptions=True)
+        wrong = [(i, a) for i, a in enumerate(answers) if isinstance(a, BaseException)]
+        for _, error in wrong:
+            if not isinstance(error, SlimeError):
+                raise error
+        if wrong:
+            told = "; ".join(f"{self._name(i)}: {getattr(e, 'what', e)}" for i, e in wrong)
+            raise SlimeError(f"{doing} failed on {len(wrong)} of {len(self.engines)} engines: {told}", "see their logs")
+        return list(answers)
+
+    async def update_all(self, update: WeightUpdate) -> list[WeightReceipt]:
+        """Update every engine; one receipt each."""
+        return await self._all(lambda e: e.update_weights(update), f"the weight update to version {update.version}")
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Update every engine; raises when they do not end up with the same weights."""
+        receipts = await self.update_all(update)
+        if len({(r.version, r.fingerprint) for r in receipts}) > 1:
+            held = ", ".join(f"{self._name(i)}: {r.version}/{r.fingerprint}" for i, r in enumerate(receipts))
+            raise SlimeError(f"the engines hold different weights: {held}", "restart the engines")
+        return receipts[0]
+
+    async def abort(self, rid: str | None = None) -> None:
+        """On every engine."""
+        await self._all(lambda e: e.abort(rid), "abort")
+
+    async def sleep(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Every engine."""
+        await self._all(lambda e: e.sleep(tags), "sleep")
+
+    async def wake(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Every engine."""
+        await self._all(lambda e: e.wake(tags), "wake")
+
+    async def close(self) -> None:
+        """Every engine. Idempotent."""
+        await self._all(lambda e: e.close(), "close")
+
+
+def _length(payload: Mapping[str, Any]) -> int | None:
+    """Prompts of a list payload; None for a single one."""
+    ids, text = payload.get("input_ids"), payload.get("text")
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return len(ids)
+    return len(text) if isinstance(text, list) else None
+
+
+def _cut(payload: Mapping[str, Any], count: int, shares: list[int]) -> list[tuple[int, dict[str, Any], int]]:
+    """(engine, part of the payload, prompts in it), contiguous and in order."""
+    parts, start = [], 0
+    for index, size in enumerate(shares):
+        if size:
+            end = start + size
+            part = {k: v[start:end] if isinstance(v, list) and len(v) == count else v for k, v in payload.items()}
+            parts.append((index, part, size))
+            start = end
+    return parts
