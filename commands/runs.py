@@ -102,7 +102,7 @@ def _print_run(found: dict[str, Any]) -> None:
     for stage in found["stages"]:
         seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f} s"
         console.emit_line(f"stage\t{stage['stage']}\t{stage['status']}\t{seconds}")
-    for line in summary_lines(found["summary"])[2:]:
+    for line in summary_lines(found["summary"])[3:]:
         console.emit_line(line)
     if found["error"]:
         console.emit_line(f"error\t{found['error'].get('what', '')}")

@@ -126,18 +126,23 @@ class Progress:
             line.seconds = now - line.started
         line.status, line.detail = status, detail
         if self._is_live:
-            self._draw()
+            self._start_drawing()
+            if self._live is not None:
+                self._live.refresh()
         else:
             console.say(stage_text(name, line, now))
 
     def step(self, step: int, total: int, metrics: Metrics, perf: Metrics, *, stage: str = "") -> None:
-        """Step `step` of `total` of a stage is done; `metrics` and `perf` are its records."""
+        """Step `step` of `total` of a stage is done, with its two records. One without metrics is no news."""
+        if not metrics:
+            return
         record = {**metrics, **perf}
         self._rows.append((step, total, record))
         if step > 0:  # step 0 is the start: loading and the first evaluation, which later steps do not repeat
             self._clock.add(float(record.get("seconds/step", math.nan)))
         if self._is_live:
-            self._draw()
+            # drawn by the display's own clock: a redraw per step would cost more than a small model's step
+            self._start_drawing()
         else:
             text = step_text(step, total, record, self._clock.remaining(total - step))
             console.say(f"{stage} {text}" if stage else text)
@@ -156,10 +161,8 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def _draw(self) -> None:
-        if self._closed:
-            return
-        if self._live is None:
+    def _start_drawing(self) -> None:
+        if self._live is None and not self._closed:
             from rich.live import Live
 
             # stdout is left alone: it carries data, which must not pass through the drawing console
@@ -171,7 +174,6 @@ class Progress:
                 vertical_overflow="crop",
             )
             self._live.start()
-        self._live.refresh()
 
     def render(self) -> RichGroup:
         """The whole live display."""
@@ -218,7 +220,9 @@ def cell(column: Column, record: Metrics) -> str:
 def stage_text(name: str, line: StageLine, now: float) -> str:
     """`▶ sft  running  1.2 s  not done yet`; the detail of a stage that has ended stands in for its duration."""
     elapsed = None if line.detail and line.status != "running" else line.elapsed(now)
-    parts = [_MARKS.get(line.status, "?"), name, line.status, duration(elapsed) if elapsed is not None else ""]
+    # a stage that begins at this moment has no duration worth a word
+    shown = duration(elapsed) if elapsed is not None and (elapsed >= 0.1 or line.status != "running") else ""
+    parts = [_MARKS.get(line.status, "?"), name, line.status, shown]
     return "  ".join(p for p in [*parts, line.detail] if p)
 
 

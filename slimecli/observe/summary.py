@@ -7,7 +7,7 @@ from typing import Any
 from slimecli import console
 from slimecli.observe.display import duration
 from slimecli.observe.records import RunRecords, first_last, read_run
-from slimecli.rundir import RunDir
+from slimecli.rundir import RunDir, run_path
 
 
 def summarise(run: RunDir) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def show_summary(run: RunDir) -> None:
 
 def summary_lines(data: dict[str, Any]) -> list[str]:
     """The summary as text, without what to type next."""
-    lines = ["", f"run {data['run']}: {data['steps']} steps", ""]
+    lines = ["", f"run {data['run']}: {data['steps']} steps"]
     rows = [
         (f"{name} accuracy, {kind}", f"{pair[0]:.1%}", f"{pair[1]:.1%}")
         for name, kinds in data["accuracy"].items()
@@ -63,7 +63,7 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
         rows.append(("answer length (tokens)", f"{first:.1f}", f"{last:.1f}"))
     if rows:
         width = max(len(r[0]) for r in rows)
-        lines.append(f"{'':<{width}}  {'before':>8}  {'after':>8}")
+        lines += ["", f"{'':<{width}}  {'before':>8}  {'after':>8}"]
         lines += [f"{name:<{width}}  {before:>8}  {after:>8}" for name, before, after in rows]
     lines += _time_lines("time per stage", data["stage_seconds"])
     lines += _time_lines("time in the loop", data["phase_seconds"])
@@ -82,7 +82,11 @@ def _time_lines(title: str, seconds: dict[str, float]) -> list[str]:
 
 def next_commands(run: RunDir) -> list[tuple[str, str]]:
     """(command, why) that fit this run, with its own name filled in."""
-    name = run.name if "/" not in str(run.root) or run.root.parent.name == "runs" else str(run.root)
+    name = run.name if run_path(run.name) == run.root else str(run.root)
+    done = max((int(r["step"]) for r in run.read_records(run.metrics_path)), default=0)
+    planned = run.recipe().steps
+    if done < planned:
+        return [(f"slime run --resume --run {name}", f"go on to step {planned}"), (f"slime runs show {name}", "so far")]
     return [
         (f"slime report --run {name}", "curves and samples in one HTML file"),
         (f"slime eval --run {name}", "score the last weights again"),

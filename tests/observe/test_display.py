@@ -66,6 +66,11 @@ def test_live_display_keeps_the_last_rows_and_stage_list(monkeypatch):
     assert "\x1b" in screen.getvalue()
 
 
+def test_a_step_without_metrics_is_no_news(capsys):
+    _progress(live=False).step(0, 5, {}, PERF)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_columns_without_a_value_are_left_out():
     text = step_text(3, 9, {"train/loss": 1.25, "rollout/response_length": 12.0})
     assert text == "step 3/9  loss 1.2500  length 12.0"

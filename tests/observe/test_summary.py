@@ -33,10 +33,16 @@ def test_the_screen_says_before_after_time_and_what_to_type(tmp_path):
     assert all(str(run.root) in c or c.endswith(" demo") for c, _ in next_commands(run))
 
 
+def test_an_unfinished_run_is_told_to_go_on(tmp_path):
+    run = make_run(tmp_path / "r")
+    run.rewind(2)
+    assert next_commands(run)[0] == (f"slime run --resume --run {run.root}", "go on to step 4")
+
+
 def test_a_run_without_any_record_is_new_and_summarised_as_empty(tmp_path):
     run = create_run(str(tmp_path / "r"), validate_recipe({}))
     assert run_status(run, read_run(run)) == "new"
-    assert summary_lines(summarise(run)) == ["", f"run {run.root}: 0 steps", ""]
+    assert summary_lines(summarise(run)) == ["", f"run {run.root}: 0 steps"]
 
 
 def test_status_words(tmp_path):
