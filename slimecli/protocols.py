@@ -76,7 +76,7 @@ class Trainer(Protocol):
         """(HF name, full tensor in the publish dtype) in a fixed order; one tensor alive at a time."""
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, schedule and RNG into an existing empty folder. The caller commits it."""
+        """Weights, optimizer and schedule position into an existing empty folder. The caller commits it."""
 
     def load(self, folder: Path) -> None:
         """Inverse of save, at any world size. Anything missing is an error."""

@@ -3,9 +3,11 @@
 Not torch.distributed.checkpoint, whose metadata file is a pickle: a checkpoint may come from elsewhere, and nothing
 here can run code. Tensors are cut along their first dimension only, as FSDP2 does, so a shard is a range of rows.
 
-    rank_00000.safetensors   KIND/NAME -> local rows; KIND in weight, exp_avg, exp_avg_sq; rng/cpu, rng/cuda
+    rank_00000.safetensors   KIND/NAME -> local rows; KIND in weight, exp_avg, exp_avg_sq
     state.json               {"format", "step", "world_size",
                               "tensors": {KIND/NAME: {"shape", "dtype", "rows": [[file, start, stop]]}}}
+
+There is no RNG state: what might be random in a step is seeded by (run seed, step), never by process history.
 """
 
 from __future__ import annotations
@@ -44,9 +46,6 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], step: int, rank: int
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "rows": [[_file(r), a, b] for r, (a, b) in enumerate(ranges) if b > a],
         }
-    local["rng/cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        local["rng/cuda"] = torch.cuda.get_rng_state()
     save_file(local, folder / _file(rank))
     if rank == 0:
         files.write_json(folder / "state.json", {"format": FORMAT, "step": step, "world_size": world, "tensors": index})
@@ -82,10 +81,6 @@ def load_state(folder: Path, tensors: Mapping[str, Tensor], rank: int, world: in
                 low, high = max(a, start), min(b, stop)
                 if low < high:
                     target[low - start : high - start].copy_(shards.rows(file, name, low - a, high - a))
-        own = _file(rank) if rank < index["world_size"] else _file(0)
-        torch.set_rng_state(shards.whole(own, "rng/cpu"))
-        if torch.cuda.is_available() and shards.has(own, "rng/cuda"):
-            torch.cuda.set_rng_state(shards.whole(own, "rng/cuda"))
     return int(index["step"])
 
 
@@ -114,17 +109,8 @@ class _Shards:
                 ) from None
         return self._open[file]
 
-    def has(self, file: str, name: str) -> bool:
-        return name in set(self._handle(file).keys())
-
-    def whole(self, file: str, name: str) -> Tensor:
-        if not self.has(file, name):
-            raise DataError(f"{self._folder / file} lacks {name}", "resume from another checkpoint")
-        tensor: Tensor = self._handle(file).get_tensor(name)
-        return tensor
-
     def rows(self, file: str, name: str, start: int, stop: int) -> Tensor:
-        if not self.has(file, name):
+        if name not in set(self._handle(file).keys()):
             raise DataError(f"{self._folder / file} lacks {name}", "resume from another checkpoint")
         rows: Tensor = self._handle(file).get_slice(name)[start:stop]
         return rows

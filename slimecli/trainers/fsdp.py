@@ -19,6 +19,7 @@ from slimecli.algos import LossInputs, algorithm
 from slimecli.batch import TrainBatch, plan_micro_batches
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
+from slimecli.seeds import derive_seed
 from slimecli.trainers import _checkpoint, _optimizer, _parallel
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
 from slimecli.trainers._packing import pack
@@ -34,6 +35,7 @@ class FsdpTrainer:
         self._algo = recipe.algo
         self._algorithm = algorithm(recipe.algo.name)
         self._total_steps = total_steps
+        self._seed = recipe.seed
         self._publish_dtype: torch.dtype = getattr(torch, recipe.model.dtype)
         self._device, self._rank, self._world = _parallel.join(recipe.trainer.processes)
         self._policy = _parallel.place(load_model(recipe, model_dir), self._device, self._world, self._publish_dtype)
@@ -71,8 +73,9 @@ class FsdpTrainer:
             )
         sums: dict[str, Tensor] = {}
         largest: dict[str, Tensor] = {}
-        for indices in self._plan(batch):
-            self._accumulate(batch.select(indices or [0]), sums, largest, counts=bool(indices))
+        with _parallel.seeded(derive_seed(self._seed, "trainer", self._steps_done + 1, self._rank), self._device):
+            for indices in self._plan(batch):
+                self._accumulate(batch.select(indices or [0]), sums, largest, counts=bool(indices))
         metrics = _parallel.reduce_metrics(sums, largest, self._world)
         norm = _optimizer.gradient_norm(self._parameters)
         _optimizer.check_gradient(float(norm), self._parameters, self._steps_done + 1)
@@ -97,7 +100,7 @@ class FsdpTrainer:
             yield name, full.to(self._publish_dtype) if isinstance(tensor, torch.nn.Parameter) else full
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, schedule position and RNG into an existing folder."""
+        """Weights, optimizer and schedule position into an existing folder."""
         _checkpoint.save_state(folder, self._state(), self._steps_done, self._rank, self._world)
 
     def load(self, folder: Path) -> None:
