@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slimecli.observe.trackers import Tracker
     from slimecli.recipe import Recipe
     from slimecli.rundir import RunDir
+    from slimecli.stage import Stage
 
 EXAMPLES = [
     "slime run --recipe quickstart --run quickstart",
@@ -58,14 +59,14 @@ class StopFlag:
 
 
 def run_pipeline(
-    run: RunDir, recipe: Recipe, progress: Progress, *, until: str = "", force: bool = False
+    run: RunDir, recipe: Recipe, progress: Progress, *, until: str = "", change: str = ""
 ) -> dict[str, Any]:
     """Do every stage that is new, in order.
 
     Args:
         run: the run directory; locked for the duration.
         until: name of the last stage to do; empty: all.
-        force: do every stage again up to the loop, which always continues from its newest checkpoint.
+        change: why `recipe` differs from the one stored in the run; empty: it does not.
 
     Returns: {"run", "stages": {name: "done" | "skipped"}, ...}.
     """
@@ -78,6 +79,9 @@ def run_pipeline(
     stop, clusters = StopFlag(), contextlib.ExitStack()
     done: dict[str, str] = {}
     with run.lock(), clusters, stop.installed():
+        refuse_mixing(run, recipe)
+        if change:
+            run.change_recipe(recipe, why=change)
         run.new_attempt()
         run.error_path.unlink(missing_ok=True)
         cluster = _open_cluster(run, recipe, until, clusters)
@@ -87,7 +91,7 @@ def run_pipeline(
         works = _works(run, recipe, cluster, progress, trackers, stop)
         for stage in PIPELINE.values():
             if stage.wanted(recipe):
-                done[stage.name] = _ensure(stage, run, recipe, works[stage.name], progress, force)
+                done[stage.name] = _ensure(stage, run, recipe, works[stage.name], progress)
             if stage.name == until:
                 break
     return {"run": str(run.root), "stages": done}
@@ -132,27 +136,30 @@ def _works(
     }
 
 
-def _ensure(
-    stage: Any, run: RunDir, recipe: Recipe, work: Callable[[], dict[str, Any]], progress: Progress, force: bool
-) -> str:
-    from slimecli.errors import UsageError
-    from slimecli.stage import ensure, why_new
+def _ensure(stage: Stage, run: RunDir, recipe: Recipe, work: Callable[[], dict[str, Any]], progress: Progress) -> str:
+    from slimecli.stage import ensure
 
-    reason = why_new(stage, run, recipe)
-    if stage.name in ("data", "model", "sft") and run.checkpoints() and (force or "changed" in reason):
+    return "done" if ensure(stage, run, recipe, work, progress.stage) else "skipped"
+
+
+def refuse_mixing(run: RunDir, recipe: Recipe) -> None:
+    """Trained steps belong to the data, model and SFT that they started from."""
+    from slimecli.errors import UsageError
+    from slimecli.pipeline import PIPELINE
+    from slimecli.stage import why_new
+
+    changed = [n for n in ("data", "model", "sft") if "changed" in why_new(PIPELINE[n], run, recipe)]
+    if run.checkpoints() and changed:
         raise UsageError(
-            f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{stage.name}`",
+            f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{changed[0]}`",
             "start a new run under another --run name; mixing the two would be silent nonsense",
         )
-    if force and stage.name != "loop":
-        run.stage_path(stage.name).unlink(missing_ok=True)
-    return "done" if ensure(stage, run, recipe, work, progress.stage) else "skipped"
 
 
 def open_or_create(
     name: str, recipe_name: str, model: str, overrides: tuple[str, ...], *, resume: bool, overwrite: bool
-) -> tuple[RunDir, Recipe]:
-    """The run to work on and the recipe in force, all recipe errors told at once."""
+) -> tuple[RunDir, Recipe, str]:
+    """(run, recipe to work with, why it differs from the stored one); all recipe errors are told at once."""
     from slimecli.errors import UsageError
     from slimecli.plan import check_recipe
     from slimecli.recipe import apply_override, load_recipe, parse_override, recipe_path, validate_recipe
@@ -168,15 +175,13 @@ def open_or_create(
             apply_override(tree, *parse_override(text))
         recipe = validate_recipe(tree, source="--set")
         check_recipe(recipe, run)
-        if recipe != old:
-            run.change_recipe(recipe, why=" ".join(f"--set {o}" for o in overrides))
-        return run, recipe
+        return run, recipe, " ".join(f"--set {o}" for o in overrides) if recipe != old else ""
     if not recipe_name and not model:
         raise UsageError("which recipe?", "slime run --recipe quickstart; `slime recipes` lists them")
     recipe = load_recipe(recipe_name, overrides, model)
     check_recipe(recipe, None)
     text = recipe_path(recipe_name).read_text(encoding="utf-8") if recipe_name else ""
-    return create_run(name, recipe, text, overwrite=overwrite), recipe
+    return create_run(name, recipe, text, overwrite=overwrite), recipe, ""
 
 
 def cli(
@@ -201,11 +206,11 @@ def cli(
 
     overrides = tuple(set_ or ())
     name = run or Path(recipe).stem or "run"
-    target, resolved = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
+    target, resolved, change = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
     stages = [s.name for s in PIPELINE.values() if s.wanted(resolved)]
     with Progress(target, resolved, stages) as progress:
         try:
-            result = run_pipeline(target, resolved, progress, until=until)
+            result = run_pipeline(target, resolved, progress, until=until, change=change)
         except (SlimeError, KeyboardInterrupt) as error:
             progress.close()
             known = error if isinstance(error, SlimeError) else InterruptedRunError("stopped at once")

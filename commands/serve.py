@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt
+
+if TYPE_CHECKING:
+    from slimecli.recipe import Recipe
 
 EXAMPLES = [
     "slime serve --run quickstart --port 8000",
@@ -15,15 +18,31 @@ EXAMPLES = [
 ]
 
 
-def serve(model_dir: Path, *, host: str, port: int, api_key: str, slots: int, max_context: int) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in flight are finished first.
+async def serve(recipe: Recipe, model_dir: Path, *, host: str, port: int, api_key: str) -> None:
+    """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end.
 
     Args:
-        port: 0 takes a free one; the address is printed either way.
+        port: 0 takes a free one; {"url": ...} is printed on stdout when requests can come.
     """
-    from slimecli.engines.embedded.server import run_server
+    import asyncio
+    import signal
 
-    run_server(model_dir, host=host, port=port, api_key=api_key, slots=slots, max_context=max_context)
+    from slimecli import console
+    from slimecli.engines import open_embedded
+    from slimecli.engines.embedded.server import Server
+
+    engine = open_embedded(recipe, model_dir)
+    server, stop = Server(engine, api_key=api_key), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        url = await server.start(host, port)
+        console.emit({"url": url})
+        console.say(f"serving {model_dir} at {url} (Ctrl-C stops)")
+        await stop.wait()
+    finally:
+        await server.stop()
+        await engine.close()
 
 
 def cli(
@@ -37,6 +56,8 @@ def cli(
     set_: SetOpt = None,
 ) -> None:
     """Serve a model or a run's weights with the embedded engine."""
+    import asyncio
+
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import UsageError
     from slimecli.recipe import load_recipe
@@ -52,12 +73,4 @@ def cli(
     else:
         resolved = load_recipe(recipe, overrides)
         weights = resolve_model_dir(model)
-    section = resolved.engine
-    serve(
-        weights,
-        host=host or section.host,
-        port=port,
-        api_key=api_key,
-        slots=section.slots,
-        max_context=resolved.max_context,
-    )
+    asyncio.run(serve(resolved, weights, host=host or resolved.engine.host, port=port, api_key=api_key))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from slimecli import files
 from slimecli.errors import SlimeError, nearest
 from slimecli.protocols import RolloutEngine
 from slimecli.recipe import Recipe
+
+if TYPE_CHECKING:
+    from slimecli.engines.embedded.engine import EmbeddedEngine
 
 ENGINES = {
     "embedded": "slimecli.engines.embedded.engine:EmbeddedEngine",
@@ -33,8 +38,29 @@ def open_engine(recipe: Recipe, model_dir: Path, *, logs: Path | None = None) ->
             f"engine.backend {section.backend!r} does not run in this process{nearest(section.backend, list(ENGINES))}",
             'start the servers and set engine.urls, or --set engine.backend="embedded"',
         )
+    return open_embedded(recipe, model_dir)
+
+
+def open_embedded(recipe: Recipe, model_dir: Path) -> EmbeddedEngine:
+    """The embedded engine in this process."""
     from slimecli.engines.embedded.engine import EmbeddedEngine
 
+    section = recipe.engine
     return EmbeddedEngine(
-        model_dir, slots=section.slots, max_context=recipe.max_context, dtype=section.dtype, threads=section.threads
+        model_dir,
+        slots=section.slots,
+        max_context=fitting_context(recipe, model_dir),
+        dtype=section.dtype,
+        threads=section.threads,
     )
+
+
+def fitting_context(recipe: Recipe, model_dir: Path) -> int:
+    """engine.max_context where it is set; else what the recipe needs, or what the model has if that is less (tokens).
+
+    A request that does not fit is refused by itself, with its numbers.
+    """
+    if recipe.engine.max_context:
+        return recipe.engine.max_context
+    positions = files.read_json(model_dir / "config.json").get("max_position_embeddings")
+    return min(recipe.max_context, positions or recipe.max_context)
