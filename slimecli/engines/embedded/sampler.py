@@ -155,7 +155,7 @@ class Sampler:
     @staticmethod
     def _draw_cut(probabilities: torch.Tensor, u: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
         """The same among the tokens that top_k, top_p and min_p leave; the likeliest always stays."""
-        ordered, ids = probabilities.sort(-1, descending=True, stable=True)
+        ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
         before = ordered.cumsum(-1) - ordered
         keep = (rank < cuts[:, :1]) & (before < cuts[:, 1:2]) & (ordered >= cuts[:, 2:3] * ordered[:, :1])
