@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,10 +39,12 @@ class EngineHost:
         resolved = validate_recipe(recipe)
         _prepare_process(log, resolved.engine.threads)
         from slimecli.engines import open_engine
+        from slimecli.engines.embedded.engine import EmbeddedEngine
         from slimecli.engines.embedded.server import start_server_thread
 
         single = resolved.model_copy(update={"engine": resolved.engine.model_copy(update={"replicas": 1})})
         self._engine = open_engine(single, Path(model_dir))
+        assert isinstance(self._engine, EmbeddedEngine)  # engine.urls are clients of the driver, never hosted
         self._url, self._stop = start_server_thread(self._engine, resolved.engine.host, 0)
 
     def url(self) -> str:
@@ -52,7 +53,6 @@ class EngineHost:
 
     def close(self) -> None:
         """Stop serving."""
-        self._stop: Callable[[], None]
         self._stop()
 
 

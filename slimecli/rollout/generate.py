@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Generator:
     failures: list[str] = field(default_factory=list)
     """what went wrong, in order; the caller clears it"""
 
-    async def group(self, group: Group, sampling: list[Mapping[str, Any]]) -> Group:
+    async def group(self, group: Group, sampling: Sequence[Mapping[str, Any]]) -> Group:
         """Generate and score one group.
 
         Args:
