@@ -28,7 +28,7 @@ def follow(run: RunDir, interval_s: float = 0.5) -> Iterator[dict[str, Any]]:
     from slimecli.rundir import RunDir
 
     seen: dict[str, Any] = {}
-    tails = {"loop": run, "sft": RunDir(run.sft_dir)}
+    tails = {"sft": RunDir(run.sft_dir), "loop": run}
     while True:
         # asked before reading, so that the last records of a run that ends just now are still read
         is_working = run.is_locked()

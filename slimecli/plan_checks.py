@@ -248,6 +248,8 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`[megatron]` is given, but `trainer.backend` is 'fsdp'; set that to 'megatron' or remove the table"
     if recipe.sglang and recipe.engine.backend != "sglang":
         yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
+    if recipe.sglang and recipe.engine.urls:
+        yield "`[sglang]` has no effect: the servers in `engine.urls` were started with arguments of their own"
     if recipe.engine.backend == "sglang" and not recipe.engine.urls:
         yield "`engine.backend` = 'sglang': slime starts no SGLang servers yet; name running ones in `engine.urls`"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":

@@ -86,6 +86,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
         ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
         ({"trainer": {"backend": "megatron"}}, "`trainer.backend` = 'megatron' is unknown"),
+        ({"engine": {"backend": "sglang", "urls": ["http://h:1"]}, "sglang": {"a": 1}}, "arguments of their own"),
         ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),
         ({"sync": {"kind": "in_process"}}, "two processes"),
         ({"cluster": {"backend": "local"}, "trainer": {"processes": 2}}, "'local' is one process"),
