@@ -54,7 +54,8 @@ def start_run(scratch: Path, overrides: Sequence[str]) -> tuple[RunDir, Recipe]:
     root = scratch / "start"
     sets = [part for text in overrides for part in ("--set", text)]
     command = [*SLIME, "run", "--recipe", "quickstart", "--run", str(root), "--until", "sft", *sets]
-    launch(command, scratch / "start.log")
+    if not (root / "run.json").is_file():
+        launch(command, scratch / "start.log")
     run = open_run(str(root))
     return run, run.recipe()
 
@@ -85,11 +86,11 @@ def check_exit(code: int, command: list[str], log: Path) -> None:
 
 def write_prompts(run: RunDir, recipe: Recipe, path: Path) -> None:
     """The training prompts as the model sees them, for TRL: rendered text and label."""
-    from slimecli.data_tools.prompts import load_prompts
-    from slimecli.data_tools.tokenizer import load_tokenizer
+    from slimecli.session import Session
 
-    prompts = load_prompts(str(run.data_dir / "train.jsonl"), recipe.data, load_tokenizer(run.model_dir))
-    lines = [json.dumps({"prompt": p.text, "label": p.label}) for p in prompts]
+    with Session(run, recipe) as session:
+        samples = session.prompts(str(run.data_dir / "train.jsonl"))
+    lines = [json.dumps({"prompt": s.prompt, "label": s.label}) for s in samples]
     files.write_text(path, "\n".join(lines) + "\n")
 
 
@@ -148,7 +149,15 @@ def measure(flags: Any, scratch: Path) -> dict[str, Any]:
     from slimecli.session import start_weights
 
     common = [f"steps={flags.steps}", "eval.interval=0", f"checkpoint.interval={flags.steps}"]
-    small = ["sft.steps=2", "data.count=64", "data.holdout=8", "rollout.batch_size=4", "cluster.backend=local"]
+    small = [
+        "sft.steps=2",
+        "sft.warmup_steps=0",
+        "trainer.warmup_steps=0",
+        "data.count=64",
+        "data.holdout=8",
+        "rollout.batch_size=4",
+        "cluster.backend=local",
+    ]
     small += ["rollout.n_samples_per_prompt=4", "trainer.global_batch_size=16"]
     overrides = [*common, *flags.set, *(small if flags.smoke else [])]
     _common.say("start model: data, tokenizer and SFT of the quickstart")
@@ -218,7 +227,7 @@ def main() -> None:
     flags_of.add_argument("--trl-python", default="", help="Python of an environment with TRL; empty: slime alone")
     flags_of.add_argument("--steps", type=int, default=25)
     flags_of.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="recipe override for slime")
-    flags_of.add_argument("--keep", type=Path, help="work in this folder and leave it there")
+    flags_of.add_argument("--keep", type=Path, help="work here; a start model found here is used")
     flags = flags_of.parse_args()
     if flags.smoke:
         flags.steps, flags.repeats = 3, 1
