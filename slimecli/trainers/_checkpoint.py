@@ -38,8 +38,10 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], step: int, rank: int
     index: dict[str, Any] = {}
     for name, tensor in tensors.items():
         ranges = [_rows(tensor, r, world) for r in range(world)]
+        if not _sharded(tensor):
+            ranges[1:] = [(0, 0)] * (world - 1)
         start, stop = ranges[rank]
-        if stop > start or not tensor.ndim:
+        if stop > start:
             local[name] = _local(tensor).detach().cpu().contiguous()
         index[name] = {
             "shape": list(tensor.shape),
@@ -120,6 +122,10 @@ def _file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
+def _sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
 def _local(tensor: Tensor) -> Tensor:
     """The rows this rank holds."""
     to_local = getattr(tensor, "to_local", None)
@@ -127,9 +133,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, rank: int, world: int) -> tuple[int, int]:
-    """[start, stop) of the rows that a rank stores: FSDP2's even chunks, or all on rank 0 for a plain tensor."""
+    """[start, stop) of the rows that a rank holds: FSDP2's even chunks, or all of a plain tensor."""
     rows = tensor.shape[0]
-    if not hasattr(tensor, "to_local"):
-        return (0, rows) if rank == 0 or world == 1 else (0, 0)
+    if not _sharded(tensor):
+        return 0, rows
     chunk = -(-rows // world)
     return min(rank * chunk, rows), min((rank + 1) * chunk, rows)

@@ -22,6 +22,8 @@ from slimecli.types import Sample
 
 AGREEMENT = 1e-3
 """largest difference (nats) between our packed log-probs and transformers' own, both in float32"""
+ISOLATION = 1e-5
+"""largest change (nats) that the tokens of one packed sample may make to another's log-probs"""
 
 
 class PolicyModel(nn.Module):
@@ -110,13 +112,10 @@ def _check_names(model: PolicyModel, model_dir: Path) -> None:
         )
 
 
-_PROBE = ([1, 2, 3, 4], [1, 2, 5, 6, 7])
-"""token ids of two short samples"""
-
-
-def _probe(model: PolicyModel) -> list[list[int]]:
+def _probe(model: PolicyModel, first: int = 1) -> list[list[int]]:
+    """Token ids of two short samples; `first` changes the earlier one."""
     vocabulary = model.hf.get_output_embeddings().weight.shape[0]
-    return [[i % vocabulary for i in ids] for ids in _PROBE]
+    return [[i % vocabulary for i in ids] for ids in ([first, 2, 3, 4], [1, 2, 5, 6, 7])]
 
 
 @torch.no_grad()
@@ -129,16 +128,35 @@ def _own_log_probs(model: PolicyModel) -> Tensor:
     return torch.cat(rows)
 
 
+def _packed_log_probs(model: PolicyModel, samples: list[list[int]], *, share: bool = True) -> Tensor:
+    group = [Sample(tokens=ids, response_length=len(ids) - 1) for ids in samples]
+    packing = pack(from_groups([group], temperature=1.0), share=share)
+    log_probs, _ = model(packing, 1.0)
+    result: Tensor = log_probs[packing.predictions]
+    return result
+
+
 @torch.no_grad()
 def _check_log_probs(model: PolicyModel, truth: Tensor, model_dir: Path) -> None:
-    """The probe packed must give transformers' log-probs: catches a model whose layers mix samples (recurrent ones),
-    or whose logits are scaled, capped or biased after the output embedding."""
-    group = [Sample(tokens=ids, response_length=len(ids) - 1) for ids in _probe(model)]
-    packing = pack(from_groups([group], temperature=1.0))
-    ours = model(packing, 1.0)[0][packing.predictions]
+    """The probe packed must give transformers' log-probs (not so where logits are scaled, capped or biased after the
+    output embedding), and a sample must not feel its neighbour (as it does in recurrent layers)."""
+    family, fix = model.hf.config.model_type, "use trainer.backend = megatron"
+    try:
+        ours = _packed_log_probs(model, _probe(model))
+        beside = _packed_log_probs(model, _probe(model, first=8), share=False)
+        alone = _packed_log_probs(model, _probe(model), share=False)
+    except (KeyError, TypeError) as error:
+        raise SlimeError(
+            f"the fsdp trainer cannot train {family} ({model_dir}): its code passes no options on to attention", fix
+        ) from error
     gap = float((ours - truth).abs().max())
+    leak = float((alone - beside)[-4:].abs().max())
+    if not leak < ISOLATION:
+        raise SlimeError(
+            f"the fsdp trainer cannot train {family} ({model_dir}): packed samples change each other ({leak:.2g} nats)",
+            fix,
+        )
     if not gap < AGREEMENT:
         raise SlimeError(
-            f"{model_dir} ({model.hf.config.model_type}): packed log-probs differ from transformers' by {gap:.2g} nats",
-            "the fsdp trainer cannot train this family; use trainer.backend = megatron",
+            f"the fsdp trainer cannot train {family} ({model_dir}): packed log-probs are {gap:.2g} nats off", fix
         )

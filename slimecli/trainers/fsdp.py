@@ -7,6 +7,7 @@ its share of the micro-batches, and the gradients are summed.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -112,6 +113,9 @@ class FsdpTrainer:
     def close(self) -> None:
         """Let go of all weights. Idempotent."""
         self.__dict__.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
