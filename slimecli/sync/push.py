@@ -25,9 +25,9 @@ async def push(
     if staged.update.manifest is not None:
         shared_memory.release_at_exit(staged.update.manifest)
     if staged.update.kind == "distributed":
-        from slimecli.sync import distributed
+        from slimecli.sync.distributed import push as push_group
 
-        answers = await distributed.push(engines, staged, timeout_s)
+        answers = await push_group(engines, staged, timeout_s)
     else:
         calls = [asyncio.wait_for(engine.update_weights(staged.update), timeout_s) for engine in engines]
         answers = await asyncio.gather(*calls, return_exceptions=True)

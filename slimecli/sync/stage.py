@@ -74,9 +74,9 @@ def _stage(pairs: Pairs, kind: SyncKind, version: int, folder: Path, like: Path)
     tensors = dict(_marked(pairs, mark))
     total = sum(t.nbytes for t in tensors.values())
     if kind == "distributed":
-        from slimecli.sync import distributed
+        from slimecli.sync.distributed import offer
 
-        update = WeightUpdate(kind=kind, version=version, group=distributed.offer(tensors, version))
+        update = WeightUpdate(kind=kind, version=version, group=offer(tensors, version))
     else:
         update = WeightUpdate(kind=kind, version=version, tensors=tensors)
     return StagedWeights(update=update, fingerprint=mark.hexdigest(), bytes_=total, seconds=0.0)

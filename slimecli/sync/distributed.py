@@ -1,0 +1,152 @@
+"""Weights by broadcast (NCCL, or gloo on CPUs) from the trainer's process to all engines.
+
+The trainer `offer`s: a thread holds the tensors and waits at a small TCP store. The driver `push`es: it tells the store
+how many engines there are, has them join the group, and asks them to receive while the thread broadcasts. A refusal
+reaches the driver as the engine's answer; the trainer itself never waits for an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.distributed_c10d import TCPStore
+
+from slimecli.errors import SlimeError
+
+if TYPE_CHECKING:
+    from slimecli.protocols import RolloutEngine
+    from slimecli.sync.stage import StagedWeights
+    from slimecli.types import WeightReceipt
+
+PATIENCE = datetime.timedelta(seconds=300)
+"""how long an offer stands"""
+RECEIVED_KEYS = ("names", "dtypes", "shapes", "group_name")
+"""what update_weights_from_distributed takes"""
+
+
+def offer(tensors: Mapping[str, torch.Tensor], version: int) -> dict[str, Any]:
+    """Start the thread that will broadcast; returns what the driver must know, JSON-ready.
+
+    The tensors are held until they are sent, refused, or PATIENCE is over.
+    """
+    store = TCPStore("0.0.0.0", 0, None, True, PATIENCE, wait_for_workers=False)
+    on_gpu = any(t.is_cuda for t in tensors.values())
+    described: dict[str, Any] = {
+        "names": list(tensors),
+        "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors.values()],
+        "shapes": [list(t.shape) for t in tensors.values()],
+        "group_name": f"slime-{version}-{os.getpid()}-{secrets.token_hex(4)}",
+        "backend": "nccl" if on_gpu else "gloo",
+        "master_address": _own_address(),
+        "master_port": _free_port(),
+        "control_port": store.port,
+    }
+    threading.Thread(target=_serve, args=(store, dict(tensors), described), name="weight-offer", daemon=True).start()
+    return described
+
+
+def _serve(store: Any, tensors: dict[str, torch.Tensor], described: dict[str, Any]) -> None:
+    """Wait for the driver, join the group as rank 0, broadcast in order."""
+    from slimecli.engines.embedded.distributed import open_group
+
+    try:
+        world = int(store.get("world"))
+        if world == 0:
+            return
+        address = (described["master_address"], described["master_port"])
+        group = open_group(address, 0, world, described["group_name"], described["backend"])
+        try:
+            store.wait(["go"], PATIENCE)
+            if store.get("go") == b"yes":
+                for tensor in tensors.values():
+                    torch.distributed.broadcast(tensor.contiguous(), src=0, group=group)
+                store.set("sent", "")
+                store.wait(["left"], PATIENCE)
+        finally:
+            torch.distributed.destroy_process_group(group)
+    except RuntimeError as error:  # torch.distributed's own errors, DistBackendError among them
+        with contextlib.suppress(RuntimeError):
+            store.set("trouble", str(error))
+
+
+async def push(
+    engines: Sequence[RolloutEngine], staged: StagedWeights, timeout_s: float
+) -> list[WeightReceipt | BaseException]:
+    """Join, receive, leave; one receipt or exception per engine."""
+    described = dict(staged.update.group or {})
+    loop = asyncio.get_running_loop()
+    try:
+        store = await loop.run_in_executor(None, partial(_control, described))
+    except RuntimeError as error:
+        raise SlimeError(f"the trainer's offer at {described.get('master_address')} is gone: {error}", _FIX) from None
+    joined = await _gather(
+        [_join(e, described, i + 1, len(engines) + 1) for i, e in enumerate(engines)], timeout_s, store
+    )
+    if any(isinstance(answer, BaseException) for answer in joined):
+        store.set("go", "no")
+        told = SlimeError("did not receive: another engine could not join the group", _FIX)
+        await _leave(engines, described["group_name"])
+        return [answer if isinstance(answer, BaseException) else told for answer in joined]
+    store.set("go", "yes")
+    update = replace(staged.update, group={k: described[k] for k in RECEIVED_KEYS})
+    calls = [asyncio.wait_for(engine.update_weights(update), timeout_s) for engine in engines]
+    answers: list[WeightReceipt | BaseException] = list(await asyncio.gather(*calls, return_exceptions=True))
+    store.set("left", "")
+    await _leave(engines, described["group_name"])
+    return answers
+
+
+async def _gather(calls: list[Any], timeout_s: float, store: Any) -> list[Any]:
+    """Tell the trainer how many come, and let them come."""
+    store.set("world", str(len(calls) + 1))
+    return await asyncio.gather(*(asyncio.wait_for(c, timeout_s) for c in calls), return_exceptions=True)
+
+
+def _control(described: Mapping[str, Any]) -> Any:
+    limit = datetime.timedelta(seconds=10)
+    return TCPStore(described["master_address"], described["control_port"], None, False, limit)
+
+
+async def _join(engine: RolloutEngine, described: Mapping[str, Any], rank: int, world: int) -> None:
+    join = getattr(engine, "join_group", None)
+    if join is None:
+        raise SlimeError("cannot receive over a process group", "--set sync.kind=disk")
+    names = ("master_address", "master_port", "group_name", "backend")
+    await join({**{k: described[k] for k in names}, "rank_offset": rank, "world_size": world})
+
+
+async def _leave(engines: Sequence[RolloutEngine], name: str) -> None:
+    """Best effort: an engine that never joined, or died, has nothing to leave, and its fault is reported already."""
+    for engine in engines:
+        with contextlib.suppress(SlimeError, TimeoutError, AttributeError):
+            await asyncio.wait_for(engine.leave_group(name), 30)  # type: ignore[attr-defined]
+
+
+def _own_address() -> str:
+    """The address by which other machines reach this one; loopback without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # sends nothing; picks the interface
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+_FIX = "see the engine's log; --set sync.kind=disk needs no process group"
