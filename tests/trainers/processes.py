@@ -9,14 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _child(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], answers: Any) -> None:
+def _child(
+    rank: int, world: int, port: int, join: bool, work: Callable[..., Any], args: tuple[Any, ...], answers: Any
+) -> None:
     import torch
 
     from slimecli import env
 
     env.set_rendezvous(rank, world, "127.0.0.1", port)
     try:
-        torch.distributed.init_process_group("gloo")
+        if join:
+            torch.distributed.init_process_group("gloo")
         answers.put((rank, work(*args), ""))
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -24,14 +27,18 @@ def _child(rank: int, world: int, port: int, work: Callable[..., Any], args: tup
         answers.put((rank, None, traceback.format_exc()))
 
 
-def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
-    """What `work(*args)` returns on each rank; results must be plain Python or numpy."""
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, join: bool = True, timeout_s: float = 120) -> list[Any]:
+    """What `work(*args)` returns on each rank; results must be plain Python or numpy.
+
+    Args:
+        join: enter the process group first; False leaves that to `work`.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    children = [context.Process(target=_child, args=(r, world, port, work, args, answers)) for r in range(world)]
+    children = [context.Process(target=_child, args=(r, world, port, join, work, args, answers)) for r in range(world)]
     for child in children:
         child.start()
     found: dict[int, Any] = {}

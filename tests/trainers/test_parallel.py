@@ -46,6 +46,15 @@ def test_two_processes_equal_one(qwen, llama):
             close(one, rank)
 
 
+def test_the_trainer_enters_the_group_that_torchrun_describes(qwen):
+    assert run_ranks(2, rank_and_world, qwen, join=False) == [(0, 2), (1, 2)]
+
+
+def rank_and_world(folder):
+    trainer = made.trainer(folder, "trainer.processes=2")
+    return trainer._rank, trainer._world
+
+
 def test_more_ranks_than_samples(qwen):
     """The rank without a sample takes part in the collectives and adds nothing."""
     one = work(qwen, 1, "algo.std_normalization=false", seeds=(0,), count=1)
