@@ -136,9 +136,13 @@ def _explain(error: BaseException, argv: list[str]) -> int:
         # the interpreter flushes stdout once more at its end, into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
-    where = _keep_traceback(error, argv)
+    try:
+        where = _keep_traceback(error, argv)
+    except (SlimeError, OSError):  # a full disk, say: the terminal is the last place left for it
+        traceback.print_exception(error)
+        where = "above"
     console.fail(
-        f"{type(error).__name__}: {error}\n  this is a bug in slime; the traceback is in {where}\n"
+        f"{type(error).__name__}: {error}\n  this is a bug in slime; the traceback: {where}\n"
         f"  fix: report it with that file; --debug shows it here"
     )
     return ExitCode.FAILED

@@ -91,7 +91,7 @@ def test_a_bug_is_called_a_bug_and_its_traceback_is_kept(command, capsys):
     assert err.startswith("error: ZeroDivisionError: seven\n")
     assert "bug in slime" in err
     assert "Traceback" not in err
-    kept = Path(re.search(r"is in (\S+)", err)[1])
+    kept = Path(re.search(r"traceback: (\S+)", err)[1])
     assert "ZeroDivisionError: seven" in kept.read_text()
     kept.unlink()
 
@@ -105,6 +105,21 @@ def test_the_traceback_of_a_bug_in_a_run_goes_into_the_run(runs_root, monkeypatc
     assert stored["what"] == "ZeroDivisionError: division by zero"
     assert "Traceback" in stored["traceback"]
     assert stored["argv"] == ["watch", "--run", "demo"]
+
+
+def test_a_bug_on_a_full_disk_still_shows_its_traceback(command, capsys, monkeypatch):
+    def raises() -> None:
+        raise ZeroDivisionError("seven")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    command(raises)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    assert cli.run(["recipes"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "the traceback: above" in err
 
 
 def test_ctrl_c_is_130(command, capsys):
