@@ -120,12 +120,12 @@ def end_tokens(folder: Path, config: dict[str, Any], tokenizer: Any) -> frozense
 def inverse_frequencies(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
     """[head_dim / 2] float32 rotation speeds, scaled as the config says."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    speeds = 1.0 / (rope["rope_theta"] ** exponent)
+    speeds: torch.Tensor = 1.0 / (rope["rope_theta"] ** exponent)
     if rope["rope_type"] == "linear":
-        return speeds / rope["factor"]
+        return speeds / float(rope["factor"])
     if rope["rope_type"] == "llama3":
-        factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-        original = rope["original_max_position_embeddings"]
+        factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+        original = float(rope["original_max_position_embeddings"])
         wavelength = 2 * math.pi / speeds
         blend = ((original / wavelength - low) / (high - low)).clamp(0, 1)
         # below `low` turns in the original context: fully scaled; above `high`: untouched; linear in between

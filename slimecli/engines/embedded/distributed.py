@@ -85,10 +85,12 @@ def open_group(address: tuple[str, int], rank: int, world: int, name: str, backe
     """A process group outside the default one, at the same store keys as SGLang's init_custom_process_group."""
     from torch.distributed import distributed_c10d as c10d
 
-    store = torch.distributed.TCPStore(address[0], address[1], world, rank == 0, timeout=TIMEOUT)
-    prefixed = torch.distributed.PrefixStore(name, store)
+    # torch leaves these names out of its own __all__
+    store = torch.distributed.TCPStore(address[0], address[1], world, rank == 0, timeout=TIMEOUT)  # type: ignore[attr-defined]
+
+    prefixed = torch.distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
     group, _ = c10d._new_process_group_helper(
-        world, rank, [], torch.distributed.Backend(backend), prefixed, group_name=name, timeout=TIMEOUT
+        world, rank, [], torch.distributed.Backend(backend), prefixed, group_name=c10d.GroupName(name), timeout=TIMEOUT
     )
     # torch keeps this table for groups made by new_group; without it broadcast(src=0) cannot map ranks
     c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}

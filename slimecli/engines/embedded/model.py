@@ -115,7 +115,7 @@ class Decoder:
 
     def _name(self, prefix: str, names: list[str], fused: torch.Tensor | None, rows: list[int]) -> None:
         if fused is not None:
-            for name, part in zip(names, fused.split(rows), strict=True):
+            for name, part in zip(names, torch.split(fused, rows), strict=True):
                 self.live[f"{prefix}.{name}"] = part
 
     def weights_changed(self) -> None:
@@ -213,7 +213,8 @@ class Decoder:
         groups = c.heads // c.kv_heads
         for layer, k, v in zip(self._layers, cache.k, cache.v, strict=True):
             qk, value = self._project(h, layer, cos, sin)
-            q, key = qk.view(n, length, -1, c.head_dim).transpose(1, 2).split([c.heads, c.kv_heads], 1)
+            per_head = qk.view(n, length, -1, c.head_dim).transpose(1, 2)
+            q, key = per_head[:, : c.heads], per_head[:, c.heads :]
             value = value.reshape(n, length, c.kv_heads, c.head_dim).transpose(1, 2)
             k[slots, :, :length] = key
             v[slots, :, :length] = value

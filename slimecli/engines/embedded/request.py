@@ -179,7 +179,7 @@ def _number(key: str, value: Any) -> float | int:
         raise BadRequest(f"sampling parameter {key} = {value!r} is not a{'n integer' if kind is int else ' number'}")
     if not low <= value <= high:
         raise BadRequest(f"sampling parameter {key} = {value!r} is outside [{low}, {high}]")
-    return kind(value)
+    return int(value) if kind is int else float(value)
 
 
 def _strings(value: Any) -> tuple[str, ...]:

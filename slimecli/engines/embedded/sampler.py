@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ class Sampler:
         self._penalty_rows = [i for i, s in taken if s.penalised]
         self._special_rows = [i for i, s in taken if s.logit_bias or s.min_new_tokens]
 
-    def sample(self, logits: torch.Tensor, counts: torch.Tensor, said: list[int]) -> tuple[torch.Tensor, ...]:
+    def sample(
+        self, logits: torch.Tensor, counts: torch.Tensor, said: Sequence[int] | np.ndarray[Any, Any]
+    ) -> tuple[torch.Tensor, ...]:
         """One token per row.
 
         Args:
@@ -165,7 +168,7 @@ class Sampler:
         place = torch.searchsorted(cumulative, point).clamp_(max=ordered.shape[-1] - 1)
         return ids.gather(-1, place)[:, 0]
 
-    def _adjust(self, logits: torch.Tensor, said: list[int]) -> None:
+    def _adjust(self, logits: torch.Tensor, said: Sequence[int] | np.ndarray[Any, Any]) -> None:
         """Penalties over the tokens said so far, logit bias, and no end before min_new_tokens."""
         if self._penalty_rows:
             index = torch.tensor(self._penalty_rows, device=self.device)
