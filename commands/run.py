@@ -126,7 +126,7 @@ def _works(
         for tracker in trackers:
             tracker.log(step, metrics | perf)
 
-    common = {"cluster": cluster, "stop_requested": stop}
+    common: dict[str, Any] = {"cluster": cluster, "stop_requested": stop}
     return {
         "data": lambda: _stages.do_data(run, recipe),
         "model": lambda: _stages.do_model(run, recipe),
