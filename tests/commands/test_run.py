@@ -136,9 +136,7 @@ def test_a_reward_that_hangs_meets_its_deadline(tmp_path):
 
 
 def test_a_broken_gate_stops_with_its_own_code_and_keeps_the_step(tmp_path):
-    outcome = slime(
-        *RUN, "--run", "r", *sets("steps=2", "gates.max_logprob_gap=1e-12"), folder=tmp_path
-    )
+    outcome = slime(*RUN, "--run", "r", *sets("steps=2", "gates.max_logprob_gap=1e-12"), folder=tmp_path)
     assert outcome.code == 5 and "logprob" in outcome.err.replace("log-prob", "logprob")
     run = RunDir(tmp_path / "runs" / "r")
     assert run.last_checkpoint() == 1 and len(run.read_records(run.verdicts_path)) == 1
