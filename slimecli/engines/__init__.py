@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def open_embedded(recipe: Recipe, model_dir: Path) -> EmbeddedEngine:
     from slimecli.engines.embedded.engine import EmbeddedEngine
 
     section = recipe.engine
+    if logs is not None:
+        _log_to(logs)
     return EmbeddedEngine(
         model_dir,
         slots=section.slots,
@@ -64,3 +67,16 @@ def fitting_context(recipe: Recipe, model_dir: Path) -> int:
         return recipe.engine.max_context
     positions = files.read_json(model_dir / "config.json").get("max_position_embeddings")
     return min(recipe.max_context, positions or recipe.max_context)
+
+
+def _log_to(folder: Path) -> None:
+    """Engine logs go to folder/engine.log, and nowhere else; the file appears with the first line."""
+    log = logging.getLogger("slimecli.engine")
+    for handler in [h for h in log.handlers if isinstance(h, logging.FileHandler)]:
+        log.removeHandler(handler)
+        handler.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "engine.log", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.propagate = False

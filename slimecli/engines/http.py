@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -134,9 +135,15 @@ class HttpEngine:
         """update_weights_from_distributed between begin and end; servers before 0.5.21 have neither."""
         modern = await self._begin(doing)
         total = 0
-        for part in parts:
-            answer = await self.call("POST", "/update_weights_from_distributed", part, doing)
-            total += int((answer or {}).get("bytes", 0))
+        try:
+            for part in parts:
+                answer = await self.call("POST", "/update_weights_from_distributed", part, doing)
+                total += int((answer or {}).get("bytes", 0))
+        except SlimeError:
+            # the reason is raised; a server left between begin and end would refuse the next update
+            with contextlib.suppress(SlimeError):
+                await self.call("POST", "/end_weight_update", {}, doing)
+            raise
         ended = await self.call("POST", "/end_weight_update", {}, doing) if modern else {}
         return {**(ended or {}), "bytes": total}
 

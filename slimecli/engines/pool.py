@@ -62,7 +62,8 @@ class EnginePool:
         try:
             return await self.engines[index].generate(payload)
         except SlimeError as error:
-            if getattr(self.engines[index], "url", "") not in error.what:
+            url = getattr(self.engines[index], "url", "")
+            if len(self.engines) == 1 or (url and url in error.what):
                 raise
             raise type(error)(f"{self._name(index)}: {error.what}", error.fix) from error
         finally:

@@ -226,8 +226,18 @@ def test_open_engine(engine, models):
         reply = asyncio.run(found.generate({"input_ids": [5], "sampling_params": SAID}))
         assert reply["meta_info"]["completion_tokens"] > 0
         asyncio.run(found.close())
-    with pytest.raises(SlimeError, match="sglang"):
+    with pytest.raises(SlimeError, match="'sglang' does not run in this process"):
         open_engine(load_recipe(overrides=("engine.backend='sglang'",)), models("qwen3"))
+
+
+def test_a_failed_step_leaves_its_traceback_in_the_log(models, tmp_path, monkeypatch):
+    recipe = load_recipe(overrides=("engine.slots=2", "engine.max_context=64"))
+    own = open_engine(recipe, models("qwen3"), logs=tmp_path / "logs")
+    monkeypatch.setattr(own.model, "decode", lambda *_: 1 / 0)
+    with pytest.raises(SlimeError, match="ZeroDivisionError"):
+        asyncio.run(own.generate({"input_ids": [5], "sampling_params": SAID}))
+    assert "ZeroDivisionError: division by zero" in (tmp_path / "logs" / "engine.log").read_text()
+    asyncio.run(own.close())
 
 
 def test_module_serves_and_ends_on_sigterm(models):

@@ -22,7 +22,12 @@ def status_of(error: SlimeError) -> int:
 
 def routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, str, Handler]]:
     """(method, path, handler)."""
-    return [*_flow_routes(engine), *_weight_routes(engine, allow_pickle), *_memory_routes(engine)]
+    return [
+        *_flow_routes(engine),
+        *_weight_routes(engine),
+        *_part_routes(engine, allow_pickle),
+        *_memory_routes(engine),
+    ]
 
 
 def _flow_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
@@ -78,14 +83,8 @@ def _version(payload: dict[str, Any]) -> str | None:
     return None if value is None else str(value)
 
 
-def _weight_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, str, Handler]]:
-    async def begin(request: web.Request) -> web.Response:
-        await engine.begin_update()
-        return reply({"success": True, "message": "weight update begun"})
-
-    async def end(request: web.Request) -> web.Response:
-        await engine.end_update()
-        return reply({"success": True, "message": "weight update ended", **await _mark(engine)})
+def _weight_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
+    """Whole updates, and what is held."""
 
     async def from_disk(request: web.Request) -> web.Response:
         payload = await body(request)
@@ -99,6 +98,32 @@ def _weight_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str
         if not isinstance(payload.get("manifest"), str):
             raise BadRequest("give manifest: the path of the JSON file that describes the buffer")
         return _receipt(await engine.update_from_manifest(Path(payload["manifest"]), _version(payload)))
+
+    async def version(request: web.Request) -> web.Response:
+        return reply({"weight_version": engine.info()["weight_version"]})
+
+    async def mark(request: web.Request) -> web.Response:
+        return reply(await _mark(engine))
+
+    return [
+        ("POST", "/update_weights_from_disk", from_disk),
+        ("POST", "/update_weights_from_shared_memory", from_shared_memory),
+        ("GET", "/get_weight_version", version),
+        ("GET", "/weight_version", version),
+        ("GET", "/weights_fingerprint", mark),
+    ]
+
+
+def _part_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, str, Handler]]:
+    """Updates in parts, between begin and end."""
+
+    async def begin(request: web.Request) -> web.Response:
+        await engine.begin_update()
+        return reply({"success": True, "message": "weight update begun"})
+
+    async def end(request: web.Request) -> web.Response:
+        await engine.end_update()
+        return reply({"success": True, "message": "weight update ended", **await _mark(engine)})
 
     async def from_tensor(request: web.Request) -> web.Response:
         payload = await body(request)
@@ -121,24 +146,13 @@ def _weight_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str
         await engine.leave_group(str(name))
         return reply({"success": True, "message": "left"})
 
-    async def version(request: web.Request) -> web.Response:
-        return reply({"weight_version": engine.info()["weight_version"]})
-
-    async def mark(request: web.Request) -> web.Response:
-        return reply(await _mark(engine))
-
     return [
         ("POST", "/begin_weight_update", begin),
         ("POST", "/end_weight_update", end),
-        ("POST", "/update_weights_from_disk", from_disk),
-        ("POST", "/update_weights_from_shared_memory", from_shared_memory),
         ("POST", "/update_weights_from_tensor", from_tensor),
         ("POST", "/update_weights_from_distributed", from_distributed),
         ("POST", "/init_weights_update_group", join),
         ("POST", "/destroy_weights_update_group", leave),
-        ("GET", "/get_weight_version", version),
-        ("GET", "/weight_version", version),
-        ("GET", "/weights_fingerprint", mark),
     ]
 
 

@@ -69,6 +69,18 @@ def routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, str, H
         await engine.generate({"input_ids": [0], "sampling_params": params})
         return web.Response()
 
+    return [
+        ("POST", "/generate", generate),
+        ("PUT", "/generate", generate),
+        ("GET", "/health", health),
+        ("GET", "/health_generate", health_generate),
+        *_info_routes(engine),
+    ]
+
+
+def _info_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
+    """What describes the engine."""
+
     async def model_info(request: web.Request) -> web.Response:
         info = server_info(engine)
         names = ("model_path", "tokenizer_path", "weight_version", "model_type", "dtype", "vocab_size")
@@ -109,10 +121,6 @@ def routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, str, H
         return reply({**shape, "max_model_len": engine.limits.max_context})
 
     return [
-        ("POST", "/generate", generate),
-        ("PUT", "/generate", generate),
-        ("GET", "/health", health),
-        ("GET", "/health_generate", health_generate),
         ("GET", "/get_model_info", model_info),
         ("GET", "/model_info", model_info),
         ("GET", "/get_server_info", full_info),
