@@ -39,6 +39,8 @@ def open_engine(recipe: Recipe, model_dir: Path, *, logs: Path | None = None) ->
             f"engine.backend {section.backend!r} does not run in this process{nearest(section.backend, list(ENGINES))}",
             'start the servers and set engine.urls, or --set engine.backend="embedded"',
         )
+    if logs is not None:
+        _log_to(logs)
     return open_embedded(recipe, model_dir)
 
 
@@ -47,8 +49,6 @@ def open_embedded(recipe: Recipe, model_dir: Path) -> EmbeddedEngine:
     from slimecli.engines.embedded.engine import EmbeddedEngine
 
     section = recipe.engine
-    if logs is not None:
-        _log_to(logs)
     return EmbeddedEngine(
         model_dir,
         slots=section.slots,

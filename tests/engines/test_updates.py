@@ -113,6 +113,7 @@ def test_over_a_process_group(served, models):
     asyncio.run(client.leave_group("push"))
     with pytest.raises(EngineRefusedError, match="no group"):
         asyncio.run(client.leave_group("push"))
+    uneven = WeightUpdate(kind="distributed", version=9, group={**group, "names": []})
     for _ in range(2):  # a refusal does not leave the server between begin and end
         with pytest.raises(EngineRefusedError, match="equal lists"):
             asyncio.run(
