@@ -147,7 +147,7 @@ def test_abort_answers_with_what_there_is(engine):
         await engine.under.pause("in_place")
         tasks = [
             asyncio.create_task(engine.generate({"input_ids": [3, 4], "sampling_params": params, "rid": r}))
-            for r in ("one", "two")
+            for r in ("one", "one_2")
         ]
         await until(lambda: engine.under.info()["waiting"] + engine.under.info()["running"] == 2)
         await engine.abort("one")

@@ -113,6 +113,7 @@ class EmbeddedEngine:
             finish = gather.finisher(i)
             request = Request(
                 rid=ask.rids[i],
+                family=ask.families[i],
                 prompt=prompt,
                 sampling=ask.samplings[i],
                 finish=finish,

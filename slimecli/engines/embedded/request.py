@@ -48,6 +48,8 @@ class Request:
     """One answer in the making. Belongs to the engine's thread once submitted."""
 
     rid: str
+    family: str
+    """the rid the caller gave, where n or a list made several of it"""
     prompt: list[int]
     sampling: Sampling
     finish: Callable[[dict[str, Any]], None]
@@ -94,6 +96,7 @@ class Ask:
     """A checked payload: one entry per answer."""
 
     rids: list[str]
+    families: list[str]
     prompts: list[list[int]]
     samplings: list[Sampling]
     single: bool
@@ -222,7 +225,7 @@ def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[
         raise BadRequest(f"{len(per_prompt)} sampling_params for {count} prompts")
     rids = _rids(payload.get("rid"), count, single)
     ask = Ask(
-        rids=[], prompts=[], samplings=[], single=single, stream=bool(payload.get("stream")),
+        rids=[], families=[], prompts=[], samplings=[], single=single, stream=bool(payload.get("stream")),
         return_logprob=[], logprob_start=[], top_logprobs=[],
     )  # fmt: skip
     flags = _spread(payload, "return_logprob", False, count)
@@ -234,6 +237,8 @@ def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[
         check_length(prompt, sampling, limits, i)
         many |= n > 1
         ask.rids.extend([rids[i]] if n == 1 else [f"{rids[i]}_{j}" for j in range(n)])
+        given = payload.get("rid")
+        ask.families.extend([given if isinstance(given, str) else rids[i]] * n)
         ask.prompts.extend([prompt] * n)
         ask.samplings.extend(numbered(sampling, n))
         ask.return_logprob.extend([bool(flags[i])] * n)

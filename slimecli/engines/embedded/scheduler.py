@@ -81,10 +81,10 @@ class Scheduler:
             self._decode()
 
     def abort(self, rid: str | None = None) -> int:
-        """End requests early, with what they have; `rid` names one (or all made from it by n), None all."""
+        """End requests early, with what they have; `rid` names one (or all that n or a list made of it), None all."""
 
         def meant(request: Request) -> bool:
-            return rid is None or request.rid == rid or request.rid.rpartition("_")[0] == rid
+            return rid is None or rid in (request.rid, request.family)
 
         gone = [r for r in self.waiting if meant(r)]
         self.waiting = deque(r for r in self.waiting if not meant(r))
