@@ -123,7 +123,7 @@ def count_data(recipe: Recipe) -> DataCount:
         train = data.count or None
     elif data.train:
         rows = count_rows(data.train)
-        train = min(data.count or rows, rows - data.holdout) if data.holdout else min(data.count or rows, rows)
+        train = max(0, min(data.count or rows, rows - data.holdout))
     sft = count_rows(recipe.sft.data) if recipe.sft.data else train
     return DataCount(train=train, sft=sft if recipe.sft.steps else None)
 

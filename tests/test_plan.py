@@ -65,6 +65,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"data": {"train": "rows.csv"}}, "not a .jsonl or .parquet file"),
         ({"data": {"source": "reasoning_gym:x", "count": 99}}, "contradict"),
         ({"data": {"holdout": 35}}, "gives 5 training prompts"),
+        ({"data": {"holdout": 99}}, "gives 0 training prompts"),
         ({"eval": {"sets": {"mine": "none.jsonl"}}}, "`eval.sets.mine` = 'none.jsonl'"),
         ({"eval": {"interval": 5}}, "nothing to evaluate on"),
         ({"data": {"max_prompt_tokens": 50_000}}, "over the 40960 that qwen3-0.6b was made for"),

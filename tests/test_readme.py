@@ -1,5 +1,6 @@
 """Every ```console block of README runs, in order, in one folder; the quickstart is made small for it."""
 
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,22 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = [x for x in TINY if not x.startswith("cluster.")] + ["steps=2"]
 """overrides for every line that makes a run from the quickstart; the main run stays on Ray, as in the README"""
+
+
+OWN = "slime run --recipe grpo --model ./my-model --set data.train=questions.jsonl --run mine"
+OWN_SMALL = (
+    "steps=1",
+    "data.holdout=4",
+    "data.max_prompt_tokens=40",
+    "rollout.batch_size=4",
+    "rollout.n_samples_per_prompt=4",
+    "rollout.max_response_tokens=8",
+    "rollout.dynamic_filter=",
+    "trainer.global_batch_size=16",
+    "trainer.warmup_steps=0",
+    "cluster.backend='local'",
+)
+"""an untrained model's answers are all wrong, so groups without a difference must be kept"""
 
 
 def console_lines() -> list[str]:
@@ -69,11 +86,41 @@ def test_every_console_line_works_in_order(shell):
         for process in background:
             process.terminate()
             process.wait(timeout=30)
+    run_own_model(folder, env)
     runs = folder / "runs"
     assert (folder / "exported" / "config.json").is_file()
     assert "<svg" in (folder / "report.html").read_text()
     assert len((runs / "quickstart" / "metrics.jsonl").read_text().splitlines()) >= 3
     assert (runs / "single" / "rollouts" / "step_000002.jsonl.zst").is_file()
+
+
+def run_own_model(folder: Path, env: dict[str, str]) -> None:
+    """The line about an own model and own data, with the exported model in the place of the user's."""
+    assert OWN in TEXT
+    (folder / "my-model").symlink_to("exported")
+    rows = [{"prompt": f"{i + 10} + {i} =", "label": str(2 * i + 10)} for i in range(24)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    command = [*shlex.split(OWN), *(word for item in OWN_SMALL for word in ("--set", item))]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (folder / "runs" / "mine" / "export" / "config.json").is_file()
+
+
+def test_every_line_of_a_shell_block_parses():
+    import typer
+
+    group = typer.main.get_command(build_app())
+    lines = [
+        line
+        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("slime ")
+    ]
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line.partition(" > ")[0].partition(" < ")[0], comments=True)
+        group.commands[words[1]].make_context(words[1], words[2:])
 
 
 def test_the_two_commands_are_the_ones_of_ci():
