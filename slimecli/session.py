@@ -242,8 +242,13 @@ class Session:
         from slimecli.data_tools.conversations import load_conversations
 
         recipe = self.recipe
-        path = recipe.sft.data or str(self.run.data_dir / "sft.jsonl")
-        rows = load_conversations(path, recipe.data, self.tokenizer)
+        path = self.run.data_dir / "sft.jsonl"
+        if not path.is_file():
+            raise DataError(
+                f"run {self.run.name} has no demonstrations ({path.name})",
+                "set data.demonstrations, or sft.data = a file of conversations; or sft.steps = 0",
+            )
+        rows = load_conversations(str(path), recipe.data, self.tokenizer)
         source = PromptSource(rows, 1, seed=recipe.seed, shuffle=recipe.data.shuffle)
         if start > 0:
             source.restore(self.load_data_state(start)["source"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from slimecli import files
+from slimecli.types import Sample
 
 TINY = (
     "data.count=300",
@@ -26,7 +28,15 @@ TINY = (
     "checkpoint.interval=1",
     "checkpoint.keep=10",
     "cluster.backend='local'",
+    "reward.path='tests.tiny_run:even_share'",
 )
+"""a model of six SFT steps solves nothing; the reward is one that every answer differs in"""
+
+
+async def even_share(args: object, sample: Sample, **kwargs: object) -> float:
+    """Share of even token ids among the response tokens."""
+    response = sample.tokens[sample.prompt_length :]
+    return sum(t % 2 == 0 for t in response) / max(len(response), 1)
 
 
 def sets(*extra: str) -> list[str]:
@@ -47,7 +57,7 @@ def assert_same_weights(a: Path, b: Path) -> None:
     assert not different, f"{a} and {b} differ in {different}"
 
 
-def metrics(run: Path) -> list[dict[str, object]]:
+def metrics(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -58,6 +68,7 @@ def assert_same_run(a: Path, b: Path, steps: int) -> None:
         name = f"rollouts/step_{step:06d}.jsonl.zst"
         assert (a / name).read_bytes() == (b / name).read_bytes(), f"samples of step {step} differ"
     assert metrics(a) == metrics(b)
+    assert all(r["train/grad_norm"] > 0 for r in metrics(a) if "train/grad_norm" in r), "nothing was learnt"
     assert_same_weights(a / f"weights/v{steps:06d}", b / f"weights/v{steps:06d}")
     left, right = (r / f"checkpoints/step_{steps:06d}" for r in (a, b))
     assert files.sha256(left) == files.sha256(right), "checkpoints differ"

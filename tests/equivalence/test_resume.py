@@ -9,7 +9,7 @@ from tests.tiny_run import assert_same_run, sets
 
 STEPS = 4
 ARGUMENTS = ["--recipe", "quickstart", *sets(f"steps={STEPS}", "checkpoint.interval=2", "eval.interval=2")]
-KILL_POINTS = 14
+KILL_POINTS = 10
 
 
 @pytest.fixture(scope="module")
