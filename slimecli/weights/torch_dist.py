@@ -161,11 +161,11 @@ class TorchDist:
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError) as error:
             raise DataError(f"{self.path / '.metadata'} is damaged: {error}", "copy the checkpoint again") from None
         self._storage = {(i.fqn, tuple(i.offset)): s for i, s in storage.items() if i.offset is not None}
-        self._check_files()
+        self._check_files(storage)
 
-    def _check_files(self) -> None:
+    def _check_files(self, storage: Mapping[dcp.MetadataIndex, _StorageInfo]) -> None:
         ends: dict[str, int] = {}
-        for info in self._storage.values():
+        for info in storage.values():
             ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
         for name, end in ends.items():
             file = self.path / name
