@@ -1,0 +1,91 @@
+"""Every way of moving weights puts the same bits into the real engine, alone and over HTTP."""
+
+import asyncio
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.errors import SlimeError
+from slimecli.sync.push import push
+from slimecli.sync.stage import StagedWeights, stage_weights
+from slimecli.weights.fingerprint import fingerprint
+from slimecli.weights.hf import HfFolder
+from tests.models import tiny_model
+
+KINDS = ("in_process", "shared_memory", "disk", "distributed")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return tiny_model(root / "old", seed=0), tiny_model(root / "new", seed=1)
+
+
+def _stage(kind: str, model: Path, folder: Path) -> StagedWeights:
+    return stage_weights(HfFolder(model).iterate(), kind, version=7, folder=folder, like=model)
+
+
+def _trainer(connection, model: Path, folder: Path) -> None:
+    """A trainer's process: it stages, tells, and lives on until it is told to end."""
+    connection.send(_stage("distributed", model, folder))
+    connection.recv()
+
+
+@pytest.fixture
+def staged_by(tmp_path):
+    """kind, model -> StagedWeights; `distributed` from another process, as its sender must be."""
+    ends = []
+
+    def make(kind: str, model: Path) -> StagedWeights:
+        if kind != "distributed":
+            return _stage(kind, model, tmp_path / "staged")
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=_trainer, args=(there, model, tmp_path / "staged"), daemon=True
+        )
+        process.start()
+        ends.append((here, process))
+        return here.recv()
+
+    yield make
+    for here, process in ends:
+        here.send("end")
+        process.join(20)
+        assert process.exitcode == 0
+
+
+async def _push_to(engine, staged, timeout_s=30):
+    try:
+        return await push([engine], staged, timeout_s), await engine.fingerprint()
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_holds_the_trainers_bits(kind, models, staged_by):
+    old, new = models
+    staged = staged_by(kind, new)
+    engine = EmbeddedEngine(old, slots=2, max_context=64)
+    receipts, held = asyncio.run(_push_to(engine, staged))
+    assert held == staged.fingerprint == fingerprint(HfFolder(new).iterate())
+    assert receipts[0].version == 7 and receipts[0].bytes_ == HfFolder(new).nbytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_another_shape_are_refused_and_the_trainer_is_free(kind, models, staged_by, tmp_path):
+    wrong = tiny_model(tmp_path / "wrong", hidden_size=32)
+    staged = staged_by(kind, wrong)
+    engine = EmbeddedEngine(models[0], slots=2, max_context=64)
+    with pytest.raises(SlimeError, match=r"engine 0.*refused.*shape"):
+        asyncio.run(_push_to(engine, staged))
+
+
+def test_one_flipped_bit_on_the_way_is_seen(models, staged_by):
+    staged = staged_by("in_process", models[1])
+    tensor = next(iter(staged.update.tensors.values()))
+    tensor.view(-1)[3] += 1e-4
+    engine = EmbeddedEngine(models[0], slots=2, max_context=64)
+    with pytest.raises(SlimeError, match="fingerprint"):
+        asyncio.run(_push_to(engine, staged))
