@@ -71,6 +71,8 @@ def _explain(error: Exception, at: str, offline: bool) -> SlimeError:
     import huggingface_hub.errors as hub
 
     place = env.hf_endpoint()
+    if isinstance(error, hub.DryRunError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the dry run wraps whatever the hub said
     if isinstance(error, hub.GatedRepoError):
         return SlimeError(
             f"{at} is gated: its licence must be accepted first",
