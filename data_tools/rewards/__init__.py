@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import inspect
 import math
+import queue
 import threading
 import weakref
 from collections.abc import Callable
@@ -125,7 +126,10 @@ def _is_async(hook: RewardHook) -> bool:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run in a daemon thread: one that hangs past its deadline must not keep the process from ending."""
+    """Run in a daemon thread: one that hangs past its deadline must not keep the process from ending.
+
+    Threads are kept for the next call, because starting one costs more than most scorers; one that hangs is not.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -146,8 +150,24 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, failure)
 
-    threading.Thread(target=work, daemon=True, name="slime-reward").start()
+    try:
+        inbox = _idle_threads.pop()
+    except IndexError:
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(inbox,), daemon=True, name="slime-reward").start()
+    inbox.put(work)
     return await future
+
+
+_idle_threads: list[queue.SimpleQueue[Callable[[], None]]] = []
+"""inboxes of the threads that wait for work"""
+
+
+def _serve(inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
+    """Body of a reward thread."""
+    while True:
+        inbox.get()()
+        _idle_threads.append(inbox)
 
 
 class _Gate:

@@ -1,9 +1,10 @@
 import asyncio
+import threading
 import time
 
 import pytest
 
-from slimecli.data_tools.rewards import REWARDS, RewardTimeout, load_reward
+from slimecli.data_tools.rewards import MAX_PARALLEL, REWARDS, RewardTimeout, load_reward
 from slimecli.data_tools.rewards.extract import extract_boxed, last_number
 from slimecli.data_tools.rewards.mathematics import equal
 from slimecli.data_tools.sources import open_source
@@ -172,6 +173,21 @@ def own(tmp_path):
 def test_own_functions(own):
     assert score("abc", None, path=own("plain")) == 3.0
     assert score("abc", None, path=own("waits")) == {"score": 1.0, "acc": 0.5}
+
+
+def test_threads_are_used_again_but_not_while_one_hangs(own):
+    def threads():
+        return {t.ident for t in threading.enumerate() if t.name == "slime-reward"}
+
+    score("a", "a")
+    before = threads()
+    for _ in range(30):
+        assert score("a", "a") == 1.0
+    assert before and before <= threads()
+    assert len(threads()) <= MAX_PARALLEL
+    with pytest.raises(RewardTimeout):
+        score("a", "b", path=own("hangs"), timeout_s=0.1)
+    assert score("a", "a") == 1.0
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async"])
