@@ -7,6 +7,7 @@ rollout, it never becomes a zero.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import math
@@ -141,13 +142,16 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         else:
             future.set_exception(error)
 
-    def work() -> None:
+    def work() -> Callable[[], None]:
         result, failure = None, None
         try:
             result = call()
         except BaseException as error:  # carried to the waiting coroutine
             failure = error if not isinstance(error, StopIteration) else RuntimeError("StopIteration")
-        if not loop.is_closed():
+        return lambda: tell(result, failure)
+
+    def tell(result: Any, failure: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, failure)
 
     try:
@@ -159,15 +163,17 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     return await future
 
 
-_idle_threads: list[queue.SimpleQueue[Callable[[], None]]] = []
+_Inbox = queue.SimpleQueue[Callable[[], Callable[[], None]]]
+_idle_threads: list[_Inbox] = []
 """inboxes of the threads that wait for work"""
 
 
-def _serve(inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
-    """Body of a reward thread."""
+def _serve(inbox: _Inbox) -> None:
+    """Body of a reward thread: it is free again before its caller hears, so that the next call finds it."""
     while True:
-        inbox.get()()
+        tell = inbox.get()()
         _idle_threads.append(inbox)
+        tell()
 
 
 class _Gate:
