@@ -135,11 +135,15 @@ def slime_side(name: str, start: RunDir, scratch: Path, overrides: Sequence[str]
     return Side(command=command, threads=1, perf=RunDir(root).perf_path)
 
 
-def trl_side(flags: Any, start: Path, prompts: Path, threads: int, scratch: Path) -> Side:
-    """TRL in its own environment."""
+def trl_side(flags: Any, recipe: Recipe, start: Path, threads: int, scratch: Path) -> Side:
+    """TRL in its own environment, with the recipe's numbers."""
     script = Path(__file__).with_name("trl_grpo.py")
     perf = scratch / f"trl_{threads}.jsonl"
-    values = {"model": start, "prompts-file": prompts, "perf": perf, "threads": threads, "steps": flags.steps}
+    values = {
+        "model": start, "prompts-file": scratch / "prompts.jsonl", "perf": perf, "threads": threads,
+        "steps": flags.steps, "prompts": recipe.rollout.batch_size, "group": recipe.rollout.n_samples_per_prompt,
+        "max-new-tokens": recipe.rollout.max_response_tokens, "lr": recipe.trainer.lr, "seed": recipe.seed,
+    }  # fmt: skip
     options = [part for key, value in values.items() for part in (f"--{key}", str(value))]
     return Side(command=[flags.trl_python, str(script), *options], threads=threads, perf=perf)
 
@@ -149,16 +153,9 @@ def measure(flags: Any, scratch: Path) -> dict[str, Any]:
     from slimecli.session import start_weights
 
     common = [f"steps={flags.steps}", "eval.interval=0", f"checkpoint.interval={flags.steps}"]
-    small = [
-        "sft.steps=2",
-        "sft.warmup_steps=0",
-        "trainer.warmup_steps=0",
-        "data.count=64",
-        "data.holdout=8",
-        "rollout.batch_size=4",
-        "cluster.backend=local",
-    ]
-    small += ["rollout.n_samples_per_prompt=4", "trainer.global_batch_size=16"]
+    small = ["sft.steps=2", "sft.warmup_steps=0", "trainer.warmup_steps=0", "data.count=64", "data.holdout=8"]
+    small += ["rollout.batch_size=4", "rollout.n_samples_per_prompt=4", "trainer.global_batch_size=16"]
+    small += ["cluster.backend=local"]
     overrides = [*common, *flags.set, *(small if flags.smoke else [])]
     _common.say("start model: data, tokenizer and SFT of the quickstart")
     run, recipe = start_run(scratch, overrides)
@@ -168,7 +165,7 @@ def measure(flags: Any, scratch: Path) -> dict[str, Any]:
     if flags.trl_python and not flags.smoke:
         write_prompts(run, recipe, scratch / "prompts.jsonl")
         start = start_weights(run, recipe)
-        trl = {f"TRL, {n} threads": trl_side(flags, start, scratch / "prompts.jsonl", n, scratch) for n in (1, 2)}
+        trl = {f"TRL, threads={n}": trl_side(flags, recipe, start, n, scratch) for n in (1, 2)}
         sides = {**trl, **sides}
     lengths: dict[str, list[float]] = {name: [] for name in sides}
     rewards: dict[str, list[float]] = {name: [] for name in sides}
