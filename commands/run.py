@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from slimecli.cluster import Cluster
@@ -70,7 +71,6 @@ def run_pipeline(
 
     Returns: {"run", "stages": {name: "done" | "skipped"}, ...}.
     """
-    from slimecli.errors import UsageError, nearest
     from slimecli.observe.trackers import open_trackers
     from slimecli.pipeline import PIPELINE
 
@@ -144,7 +144,6 @@ def _ensure(stage: Stage, run: RunDir, recipe: Recipe, work: Callable[[], dict[s
 
 def refuse_mixing(run: RunDir, recipe: Recipe) -> None:
     """Trained steps belong to the data, model and SFT that they started from."""
-    from slimecli.errors import UsageError
     from slimecli.pipeline import PIPELINE
     from slimecli.stage import why_new
 
@@ -160,7 +159,6 @@ def open_or_create(
     name: str, recipe_name: str, model: str, overrides: tuple[str, ...], *, resume: bool, overwrite: bool
 ) -> tuple[RunDir, Recipe, str]:
     """(run, recipe to work with, why it differs from the stored one); all recipe errors are told at once."""
-    from slimecli.errors import UsageError
     from slimecli.plan import check_recipe
     from slimecli.recipe import apply_override, load_recipe, parse_override, recipe_path, validate_recipe
     from slimecli.rundir import create_run, open_run
@@ -227,9 +225,16 @@ def cli(
         console.emit(result)
 
 
-def _nothing_to_do(run: RunDir, recipe: Recipe) -> Exception:
-    from slimecli.errors import UsageError
+def _nothing_to_do(run: RunDir, recipe: Recipe) -> UsageError:
+    from slimecli.pipeline import PIPELINE
+    from slimecli.stage import why_new
 
+    left = [s.name for s in PIPELINE.values() if s.wanted(recipe) and why_new(s, run, recipe)]
+    if left:
+        return UsageError(
+            f"there was nothing to do up to that stage; run {run.name} still lacks {', '.join(left)}",
+            f"slime run --resume --run {run.root}",
+        )
     return UsageError(
         f"run {run.name} is complete ({recipe.steps} of {recipe.steps} steps): there was nothing to do",
         f"to train further: slime run --resume --run {run.root} --set steps={recipe.steps * 2}",

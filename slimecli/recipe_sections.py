@@ -214,7 +214,7 @@ class EvalSection(Section):
     """Held-out evaluation, in the loop and by `slime eval`."""
 
     interval: int = Field(0, ge=0)
-    """evaluate every so many steps, and before the first; 0: only at the end"""
+    """evaluate every so many steps, before the first and after the last; 0: never (`slime eval` does it by hand)"""
     sets: dict[str, str] = {}
     """name -> data file; `holdout` (what prepare-data kept out) is added by itself"""
     n_samples_per_prompt: int = Field(1, gt=0)

@@ -42,9 +42,9 @@ def test_a_package_is_searched_without_being_imported(tmp_path, monkeypatch):
 
 def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("score = lambda args, sample: 1.0\n")
-    assert hook_problem("mine:score") == ""
-    assert hook_problem("mine.py:score") == ""
+    (tmp_path / "mine_static.py").write_text("score = lambda args, sample: 1.0\n")
+    assert hook_problem("mine_static:score") == ""
+    assert hook_problem("mine_static.py:score") == ""
 
 
 @pytest.mark.parametrize("spec", ["score", "file.py", "a:", ":f", "a:b-c"])

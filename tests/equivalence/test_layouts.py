@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.forked import succeed
+from tests.forked import slime, spawn_slime, succeed
 from tests.tiny_run import assert_same_run, metrics, sets, weights
 
 STEPS = 2
@@ -15,7 +15,9 @@ def reference(tmp_path_factory):
 
 
 def run(folder, *extra):
-    succeed("run", "--recipe", "quickstart", "--run", "r", *sets(f"steps={STEPS}", *extra), folder=folder)
+    starter = spawn_slime if "cluster.backend='ray'" in extra else slime
+    words = ("run", "--recipe", "quickstart", "--run", "r", *sets(f"steps={STEPS}", *extra))
+    succeed(*words, folder=folder, run=starter)
     return folder / "runs" / "r"
 
 
