@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = [
     "slime run --recipe quickstart --run quickstart",
-    "slime run --resume --run quickstart --set steps=60",
+    "slime run --resume --run quickstart --set steps=200",
 ]
 
 
