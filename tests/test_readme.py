@@ -43,7 +43,7 @@ def console_lines() -> list[str]:
 
 def shrunk(line: str, port: int) -> str:
     """The line with small numbers: fewer steps for new runs, as many more for a resumed one."""
-    line = line.replace("8000", str(port)).replace("steps=60", "steps=3")
+    line = line.replace("8000", str(port)).replace("steps=200", "steps=3")
     if line.startswith("slime run --recipe quickstart"):
         small = SMALL if "--run quickstart" in line else [*SMALL, "cluster.backend='local'"]
         line += " " + " ".join(f"--set {shlex.quote(x)}" for x in small)
