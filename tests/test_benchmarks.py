@@ -1,0 +1,78 @@
+"""Every benchmark runs in its smallest size and prints one JSON line; the figures themselves are not judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slimecli import env
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def smoke(name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--smoke"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, env=env.child_env(OMP_NUM_THREADS="1"), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, "stdout is one JSON line; tables go to stderr"
+    result = json.loads(lines[0])
+    assert result["benchmark"] == name
+    assert result["machine"]["cores"] >= 1
+    assert len(result["machine"]["load_average"]) == 3
+    return result, done.stderr
+
+
+@pytest.mark.parametrize("name", ["decode", "train_throughput"])
+def test_throughput(name):
+    result, table = smoke(name)
+    assert result["ratio"] > 0
+    only = result["results"][0]
+    assert 0 < only["model_flops_utilisation"] < 1
+    assert all(side["tokens_per_s"] > 0 and side["tokens_per_cpu_s"] > 0 for side in only["sides"].values())
+    assert "quickstart" in table
+
+
+def test_sync():
+    result, _ = smoke("sync")
+    assert set(result["kinds"]) == {"copy", "in_process", "shared_memory", "disk"}
+    assert result["ratio"] > 1, "a sync cannot be quicker than a plain copy of the same bytes"
+
+
+def test_cli_startup():
+    result, _ = smoke("cli_startup")
+    assert result["against"] == "python -c pass"
+    assert 0 < result["ratio"] < 1, "slime starts slower than a bare Python"
+    assert result["commands"]["slime --help"]["cpu_seconds"] > 0
+
+
+def test_grpo_step():
+    """Without TRL there is nothing to compare with, and the result says so."""
+    result, _ = smoke("grpo_step")
+    assert result["compared"] is False
+    assert result["ratio"] is None
+    assert result["sides"]["slime"]["seconds_per_step"] > 0
+    assert 0 < result["sides"]["slime"]["response_length"] <= 24
+
+
+def test_stored_results_are_complete():
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        result = json.loads(path.read_text())
+        assert result["benchmark"] == path.stem
+        assert result["ratio"] > 0
+        assert {"cores", "cpu", "torch", "load_average", "date"} <= set(result["machine"])
+
+
+def test_trees_of_processes_are_summed():
+    from benchmarks._common import tree_cpu_seconds
+
+    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint(1, flush=True)\nimport sys; sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert tree_cpu_seconds(process.pid) >= 0.4
+        process.stdin.close()
