@@ -254,6 +254,8 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`engine.backend` = 'sglang': slime starts no SGLang servers yet; name running ones in `engine.urls`"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
         yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
+    if recipe.sync.kind == "distributed" and recipe.cluster.backend == "local" and not recipe.engine.urls:
+        yield "`sync.kind` = 'distributed' needs `cluster.backend` = 'ray' or `engine.urls`: 'local' is one process"
     if recipe.cluster.backend == "local":
         for field, number in (
             ("trainer.processes", recipe.trainer.processes),

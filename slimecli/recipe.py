@@ -74,7 +74,13 @@ class Recipe(Section):
         return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     def sync_kind(self, backend: str) -> SyncKind:
-        """The way of weight sync on a cluster backend: `sync.kind`, or for `auto` the quickest that reaches."""
+        """The way of weight sync on a cluster backend: `sync.kind`, or for `auto` the quickest that reaches.
+
+        A single command on a run that broadcasts under Ray has trainer and engine in one process, where a broadcast
+        would wait for itself: nothing is sent there.
+        """
+        if self.sync.kind == "distributed" and backend == "local" and not self.engine.urls:
+            return "in_process"
         if self.sync.kind != "auto":
             return self.sync.kind
         if self.engine.urls or self.cluster.address:

@@ -90,6 +90,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"engine": {"backend": "sglang", "urls": ["http://h:1"]}, "sglang": {"a": 1}}, "arguments of their own"),
         ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),
         ({"sync": {"kind": "in_process"}}, "two processes"),
+        ({"cluster": {"backend": "local"}, "sync": {"kind": "distributed"}}, "'ray' or `engine.urls`"),
         ({"cluster": {"backend": "local"}, "trainer": {"processes": 2}}, "'local' is one process"),
         ({"engine": {"urls": ["localhost:1"]}}, "not an http:// address"),
         ({"steps": 0}, "nothing to train"),

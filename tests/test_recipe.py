@@ -84,7 +84,9 @@ def test_sync_kind_follows_from_where_things_run():
     assert validate_recipe({}).sync_kind("ray") == "shared_memory"
     assert validate_recipe({}).sync_kind("local") == "in_process"
     assert validate_recipe({"engine": {"urls": ["http://h:1"]}}).sync_kind("ray") == "disk"
-    assert validate_recipe({"sync": {"kind": "distributed"}}).sync_kind("ray") == "distributed"
+    broadcast = validate_recipe({"sync": {"kind": "distributed"}})
+    assert broadcast.sync_kind("ray") == "distributed"
+    assert broadcast.sync_kind("local") == "in_process", "one process cannot broadcast to itself"
 
 
 def test_fields_are_listed_with_default_and_help():

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.engines.embedded.server import start_server_thread
+from slimecli.engines.http import HttpEngine
 from slimecli.errors import SlimeError
 from slimecli.sync.push import push
 from slimecli.sync.stage import StagedWeights, stage_weights
@@ -56,30 +58,45 @@ def staged_by(tmp_path):
         assert process.exitcode == 0
 
 
+@pytest.fixture(params=["in_process", "http"])
+def engine(request, models):
+    """The engine with the old weights, through each of its doors."""
+    own = EmbeddedEngine(models[0], slots=2, max_context=64)
+    if request.param == "in_process":
+        yield own
+        asyncio.run(own.close())
+        return
+    url, stop = start_server_thread(own)
+    client = HttpEngine(url, timeout_s=30)
+    yield client
+    asyncio.run(client.close())
+    stop()
+
+
 async def _push_to(engine, staged, timeout_s=30):
-    try:
-        return await push([engine], staged, timeout_s), await engine.fingerprint()
-    finally:
-        await engine.close()
+    return await push([engine], staged, timeout_s), await engine.fingerprint()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_engine_holds_the_trainers_bits(kind, models, staged_by):
-    old, new = models
-    staged = staged_by(kind, new)
-    engine = EmbeddedEngine(old, slots=2, max_context=64)
+def test_the_engine_holds_the_trainers_bits(kind, engine, models, staged_by):
+    if kind == "in_process" and isinstance(engine, HttpEngine):
+        with pytest.raises(SlimeError, match="cannot go in_process"):
+            asyncio.run(_push_to(engine, staged_by(kind, models[1])))
+        return
+    staged = staged_by(kind, models[1])
     receipts, held = asyncio.run(_push_to(engine, staged))
-    assert held == staged.fingerprint == fingerprint(HfFolder(new).iterate())
-    assert receipts[0].version == 7 and receipts[0].bytes_ == HfFolder(new).nbytes
+    assert held == staged.fingerprint == fingerprint(HfFolder(models[1]).iterate())
+    assert receipts[0].version == 7 and receipts[0].bytes_ == HfFolder(models[1]).nbytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_another_shape_are_refused_and_the_trainer_is_free(kind, models, staged_by, tmp_path):
+@pytest.mark.parametrize("kind", ["shared_memory", "disk", "distributed"])
+def test_weights_of_another_shape_are_refused_and_the_trainer_is_free(kind, engine, staged_by, tmp_path):
     wrong = tiny_model(tmp_path / "wrong", hidden_size=32)
     staged = staged_by(kind, wrong)
-    engine = EmbeddedEngine(models[0], slots=2, max_context=64)
+    before = asyncio.run(engine.fingerprint())
     with pytest.raises(SlimeError, match=r"engine 0.*refused.*shape"):
         asyncio.run(_push_to(engine, staged))
+    assert asyncio.run(engine.fingerprint()) == before
 
 
 def test_one_flipped_bit_on_the_way_is_seen(models, staged_by):
@@ -89,3 +106,4 @@ def test_one_flipped_bit_on_the_way_is_seen(models, staged_by):
     engine = EmbeddedEngine(models[0], slots=2, max_context=64)
     with pytest.raises(SlimeError, match="fingerprint"):
         asyncio.run(_push_to(engine, staged))
+    asyncio.run(engine.close())

@@ -32,7 +32,8 @@ def test_engine_slots_do_not_change_answers(reference, tmp_path):
 
 @pytest.mark.ray
 def test_ray_with_two_engines_equals_one_process(reference, tmp_path):
-    other = run(tmp_path, "cluster.backend='ray'", "engine.replicas=2")
+    """Broadcast to both; the other Ray runs go through shared memory."""
+    other = run(tmp_path, "cluster.backend='ray'", "engine.replicas=2", "sync.kind='distributed'")
     assert_same_run(reference, other, STEPS)
 
 
