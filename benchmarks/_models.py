@@ -60,7 +60,7 @@ SHAPES: dict[str, Shape] = {
         hidden=256, layers=4, ffn=768, heads=4, kv_heads=2, head_dim=64, vocab=4096,
         prompts=64, group=1, prompt_tokens=32, new_tokens=64,
     ),
-    "0.6b": Shape(**_Q06, prompts=32, group=1, prompt_tokens=8, new_tokens=6),
+    "0.6b": Shape(**_Q06, prompts=32, group=1, prompt_tokens=16, new_tokens=16),
     "0.6b-gpu": Shape(**_Q06, **_GPU),
     "4b-gpu": Shape(**_Q4, **_GPU),
 }  # fmt: skip
