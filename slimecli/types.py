@@ -139,11 +139,16 @@ class Sample:
         return cls(**{**data, "status": SampleStatus(data.get("status", "pending"))})
 
 
+_SCALARS = frozenset((int, float, str, bool, type(None)))
+
+
 def _copied(value: Any) -> Any:
     """Deep copy of a JSON value. Samples are copied by the hundred in every step; dataclasses.asdict is 10x slower."""
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     if isinstance(value, list):
+        if _SCALARS.issuperset(map(type, value)):
+            return value.copy()
         return [_copied(v) if isinstance(v, (dict, list)) else v for v in value]
     return value
 

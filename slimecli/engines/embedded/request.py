@@ -273,7 +273,9 @@ def _spread(payload: Mapping[str, Any], key: str, default: Any, count: int) -> l
 
 def _rids(value: Any, count: int, single: bool) -> list[str]:
     if value is None:
-        return [uuid.uuid4().hex for _ in range(count)]
+        # one draw for all: the system's random numbers can cost 0.1 ms each
+        first = uuid.uuid4().int
+        return [f"{(first + i) % 2**128:032x}" for i in range(count)]
     if isinstance(value, str):
         return [value] if single else [f"{value}_{i}" for i in range(count)]
     if not isinstance(value, list) or len(value) != count or not all(isinstance(r, str) for r in value):
