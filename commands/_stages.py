@@ -46,7 +46,8 @@ def do_sft(
     if not inner.manifest_path.is_file() or inner.recipe() != recipe_sft:
         shutil.rmtree(inner.root, ignore_errors=True)
         inner = create_run(str(inner.root), recipe_sft)
-        for name in ("model", "data"):
+    for name in ("model", "data"):  # each time: a kill may come between the manifest and the links
+        if not (inner.root / name).is_symlink():
             (inner.root / name).symlink_to(os.path.relpath(run.root / name, inner.root))
     with inner.lock(), Session(inner, recipe_sft, on_step=on_step, shared_cluster=cluster) as session:
         inner.new_attempt()
@@ -70,15 +71,16 @@ def run_steps(
     make_parts: Callable[[int], Parts],
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Forget what came after the newest checkpoint, then loop to the last step."""
+    """Forget what came after the newest checkpoint, then loop to the last step.
+
+    Where a kill came after the last checkpoint and before the stage was noted as done, nothing is left to do.
+    """
     from slimecli.loop import loop
 
     start = run.last_checkpoint() or 0
-    if start >= recipe.steps:
-        raise UsageError(
-            f"run {run.name} has done {start} of {recipe.steps} steps: there is nothing to train",
-            f"to train further: slime run --resume --run {run.root} --set steps={start * 2}",
-        )
+    if start == recipe.steps and _is_trained_with(run, recipe, start):
+        return {"steps": recipe.steps, "first": start + 1, "performed": 0}
+    refuse_nothing(run, recipe)
     run.rewind(start if start else -1)
     parts = make_parts(start)
     parts.stop_requested = stop_requested
@@ -87,6 +89,26 @@ def run_steps(
     if done != recipe.steps:
         raise SlimeError(f"planned {recipe.steps} steps, but the last checkpoint is of step {done}", "report this")
     return {"steps": recipe.steps, "first": start + 1, "performed": recipe.steps - start}
+
+
+def refuse_nothing(run: RunDir, recipe: Recipe) -> None:
+    """Say so where the steps are done already, but not with the values asked for now."""
+    done = run.last_checkpoint() or 0
+    if done > recipe.steps or (done == recipe.steps and not _is_trained_with(run, recipe, done)):
+        raise UsageError(
+            f"run {run.name} has done {done} of {recipe.steps} steps: there is nothing to train",
+            f"to train further: slime run --resume --run {run.root} --set steps={done * 2}",
+        )
+
+
+def _is_trained_with(run: RunDir, recipe: Recipe, step: int) -> bool:
+    """Whether the checkpoint of a step, and its weights, came from the training values of this recipe."""
+    from slimecli.pipeline import training_inputs
+
+    if step not in run.checkpoints():
+        return False
+    manifest = files.read_json(run.checkpoint_dir(step) / files.DONE)
+    return files.is_committed(run.weights_dir(step)) and manifest.get("inputs") == training_inputs(recipe)
 
 
 def do_export(run: RunDir, recipe: Recipe) -> dict[str, Any]:

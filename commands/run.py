@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
-from slimecli.errors import UsageError, nearest
+from slimecli.errors import InterruptedRunError, SlimeError, UsageError, nearest
 
 if TYPE_CHECKING:
     from slimecli.cluster import Cluster
@@ -76,14 +76,14 @@ def run_pipeline(
 
     if until and until not in PIPELINE:
         raise UsageError(f"no stage {until!r}{nearest(until, list(PIPELINE))}", f"stages: {', '.join(PIPELINE)}")
-    stop, clusters = StopFlag(), contextlib.ExitStack()
+    stop, clusters, last = StopFlag(), contextlib.ExitStack(), [s for s in PIPELINE.values() if s.wanted(recipe)][-1]
     done: dict[str, str] = {}
     with run.lock(), clusters, stop.installed():
         refuse_mixing(run, recipe)
         if change:
             run.change_recipe(recipe, why=change)
         run.new_attempt()
-        run.error_path.unlink(missing_ok=True)
+        clusters.enter_context(_noting_failure(run))
         cluster = _open_cluster(run, recipe, until, clusters)
         trackers = open_trackers(recipe, run)
         for tracker in trackers:
@@ -94,7 +94,23 @@ def run_pipeline(
                 done[stage.name] = _ensure(stage, run, recipe, works[stage.name], progress)
             if stage.name == until:
                 break
+            if stop() and stage is not last:
+                raise InterruptedRunError(f"stopped after the stage {stage.name}; nothing is lost")
     return {"run": str(run.root), "stages": done}
+
+
+@contextlib.contextmanager
+def _noting_failure(run: RunDir) -> Iterator[None]:
+    """Keep why an attempt ended in error.json. Only the owner of the lock does: others have no say in this run."""
+    from slimecli.files import write_json
+
+    run.error_path.unlink(missing_ok=True)
+    try:
+        yield
+    except (SlimeError, KeyboardInterrupt) as error:
+        known = error if isinstance(error, SlimeError) else InterruptedRunError("stopped at once")
+        write_json(run.error_path, {"what": known.what, "fix": known.fix, "exit_code": int(known.exit_code)})
+        raise known from None
 
 
 def _open_cluster(run: RunDir, recipe: Recipe, until: str, stack: contextlib.ExitStack) -> Cluster | None:
@@ -143,7 +159,8 @@ def _ensure(stage: Stage, run: RunDir, recipe: Recipe, work: Callable[[], dict[s
 
 
 def refuse_mixing(run: RunDir, recipe: Recipe) -> None:
-    """Trained steps belong to the data, model and SFT that they started from."""
+    """Trained steps belong to the data, model and SFT that they started from, and are not made again."""
+    from slimecli.commands import _stages
     from slimecli.pipeline import PIPELINE
     from slimecli.stage import why_new
 
@@ -153,6 +170,8 @@ def refuse_mixing(run: RunDir, recipe: Recipe) -> None:
             f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{changed[0]}`",
             "start a new run under another --run name; mixing the two would be silent nonsense",
         )
+    if PIPELINE["loop"].wanted(recipe):
+        _stages.refuse_nothing(run, recipe)
 
 
 def open_or_create(
@@ -196,8 +215,6 @@ def cli(
     from pathlib import Path
 
     from slimecli import console
-    from slimecli.errors import InterruptedRunError, SlimeError
-    from slimecli.files import write_json
     from slimecli.observe.display import Progress
     from slimecli.observe.summary import show_summary
     from slimecli.pipeline import PIPELINE
@@ -209,13 +226,11 @@ def cli(
     with Progress(target, resolved, stages) as progress:
         try:
             result = run_pipeline(target, resolved, progress, until=until, change=change)
-        except (SlimeError, KeyboardInterrupt) as error:
+        except SlimeError as error:
             progress.close()
-            known = error if isinstance(error, SlimeError) else InterruptedRunError("stopped at once")
-            write_json(target.error_path, {"what": known.what, "fix": known.fix, "exit_code": int(known.exit_code)})
             again = f"slime run --resume --run {target.root}"
-            if isinstance(known, InterruptedRunError):
-                raise InterruptedRunError(known.what, f"continue with: {again}") from None
+            if isinstance(error, InterruptedRunError):
+                raise InterruptedRunError(error.what, f"continue with: {again}") from None
             console.hint(again, "once it is mended")
             raise
     if set(result["stages"].values()) == {"skipped"}:

@@ -29,6 +29,7 @@ def train_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     with run.lock(), Session(run, recipe) as session:
         done = run.last_checkpoint() or 0
         run.new_attempt()
+        run.rewind(done, samples_until=done + 1)
         loop(session.recorded_parts(done), done, done + 1)
     metrics = run.read_records(run.metrics_path)[-1]
     return {"step": done + 1, "metrics": metrics, "checkpoint": str(run.checkpoint_dir(done + 1))}

@@ -105,6 +105,8 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Ite
             for path in _files(temporary):
                 with path.open("rb") as handle:
                     os.fsync(handle.fileno())
+            for path in sorted(p for p in temporary.rglob("*") if p.is_dir()):
+                sync_folder(path)
             write_json(temporary / DONE, {**(manifest or {}), "files": sizes})
             if final.exists():
                 old = final.with_name(f".{final.name}.{os.getpid()}.old")

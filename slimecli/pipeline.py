@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from slimecli.recipe import Recipe
@@ -39,6 +41,12 @@ def _dump(recipe: Recipe, *sections: str) -> dict[str, Any]:
 def _loop_inputs(recipe: Recipe) -> dict[str, Any]:
     sections = ("rollout", "reward", "algo", "trainer", "eval")
     return {**_dump(recipe, *sections), "steps": recipe.steps, "megatron": recipe.megatron, "sglang": recipe.sglang}
+
+
+def training_inputs(recipe: Recipe) -> str:
+    """Hash of everything that the RL or SFT steps of a run depend on; a checkpoint carries that of its last step."""
+    text = json.dumps(_loop_inputs(recipe), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 PIPELINE: dict[str, Stage] = {

@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from slimecli.recipe import Recipe, validate_recipe
 from slimecli.types import Group, Sample
 
 _STEP = re.compile(r"step_(\d{6})")
+_VERSION = re.compile(r"v(\d{6})")
+_LEFTOVER = re.compile(r"\..+\.\d+\.(tmp|old)")
+"""temporary names of slimecli.files, as a kill leaves them"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,11 @@ class RunDir:
         """HF folder of the weights after step `version`."""
         return self.root / "weights" / f"v{version:06d}"
 
+    @property
+    def sync_dir(self) -> Path:
+        """Weights on their way to the engines, for sync.kind = disk; also names this run's shared memory."""
+        return self.root / "sync"
+
     def eval_path(self, step: int) -> Path:
         return self.root / "eval" / f"step_{step:06d}.json"
 
@@ -160,15 +168,21 @@ class RunDir:
         return sorted(int(m.group(1)) for m, p in found if files.is_committed(p))
 
     def prune_checkpoints(self, keep: int) -> list[int]:
-        """Delete all but the newest `keep` complete checkpoints; incomplete leftovers go as well."""
+        """Delete all but the newest `keep` complete checkpoints (0: none is deleted), and weights without one."""
         steps = self.checkpoints()
         gone = steps[:-keep] if keep else []
         for step in gone:
             (self.checkpoint_dir(step) / files.DONE).unlink()
             shutil.rmtree(self.checkpoint_dir(step))
-        for leftover in (self.root / "checkpoints").glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if keep:
+            self._drop_weights(lambda version: version not in steps[-keep:])
         return gone
+
+    def _drop_weights(self, is_gone: Callable[[int], bool]) -> None:
+        for folder in (self.root / "weights").glob("v*"):
+            match = _VERSION.fullmatch(folder.name)
+            if match and is_gone(int(match.group(1))):
+                shutil.rmtree(folder)
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
@@ -189,10 +203,13 @@ class RunDir:
 
     def append(self, path: Path, record: dict[str, Any]) -> None:
         """Append one JSON line durably."""
+        is_new = not path.exists()
         with files.explain_disk_errors(path), path.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(record, sort_keys=True) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
+        if is_new:
+            files.sync_folder(path.parent)
 
     def read_records(self, path: Path) -> list[dict[str, Any]]:
         """Whole lines of a JSONL file; a torn last line, as a crash leaves it, is not there."""
@@ -201,16 +218,29 @@ class RunDir:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         return [json.loads(line) for line in lines if line]
 
-    def rewind(self, step: int) -> None:
-        """Forget everything after `step`: what a resume is about to do again."""
+    def rewind(self, step: int, *, samples_until: int | None = None) -> None:
+        """Forget everything after `step` (-1: step 0 as well): what a resume is about to do again.
+
+        Args:
+            samples_until: last step whose samples stay, where they have been collected and wait to be trained on.
+        """
         for path in (self.metrics_path, self.perf_path, self.verdicts_path):
             if path.is_file():
                 kept = [r for r in self.read_records(path) if r["step"] <= step]
                 files.write_text(path, "".join(json.dumps(r, sort_keys=True) + "\n" for r in kept))
-        for path in [*(self.root / "rollouts").glob("step_*"), *(self.root / "eval").glob("step_*")]:
-            match = _STEP.match(path.name)
-            if match and int(match.group(1)) > step:
-                path.unlink()
+        last = {"rollouts": step if samples_until is None else samples_until, "eval": step}
+        for name, limit in last.items():
+            for path in (self.root / name).glob("step_*"):
+                match = _STEP.match(path.name)
+                if match and int(match.group(1)) > limit:
+                    path.unlink()
+        self._drop_weights(lambda version: version > step)
+
+    def _drop_leftovers(self) -> None:
+        """Remove what a killed writer was in the middle of writing; the owner of the lock knows that nobody is now."""
+        for path in [*self.root.glob(".*"), *self.root.glob("*/.*")]:
+            if _LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +290,8 @@ class RunDir:
         return False
 
     def new_attempt(self) -> Path:
-        """Make logs/attempt_NNN and point logs/latest at it."""
+        """Make logs/attempt_NNN, point logs/latest at it, and clear away what a killed attempt left half written."""
+        self._drop_leftovers()
         logs = self.root / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         numbers = [int(p.name[8:]) for p in logs.glob("attempt_*")]
@@ -319,7 +350,7 @@ def open_run(name: str) -> RunDir:
 def create_run(name: str, recipe: Recipe, recipe_text: str = "", *, overwrite: bool = False) -> RunDir:
     """A new run directory with its recipe. An existing one is refused unless `overwrite` moves it aside."""
     root = run_path(name)
-    if root.exists() and any(root.iterdir()):
+    if root.exists() and not _is_half_created(root):
         if not (root / "run.json").is_file():
             raise UsageError(f"{root} exists and is not a run directory", "choose another --run name")
         if not overwrite:
@@ -345,6 +376,11 @@ def create_run(name: str, recipe: Recipe, recipe_text: str = "", *, overwrite: b
         },
     )
     return run
+
+
+def _is_half_created(root: Path) -> bool:
+    """True for an empty folder, and for what `create_run` leaves when it is killed before run.json."""
+    return all(p.name in ("recipe.toml", "recipe.json") or _LEFTOVER.fullmatch(p.name) for p in root.iterdir())
 
 
 def list_runs() -> list[RunDir]:

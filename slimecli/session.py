@@ -22,6 +22,7 @@ from slimecli.clock import Clock
 from slimecli.cluster import Cluster, open_cluster, sync_kind
 from slimecli.errors import DataError, MissingStageError, SlimeError
 from slimecli.loop import Collector, Parts
+from slimecli.pipeline import training_inputs
 from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rollout.args import HookArgs
@@ -281,7 +282,7 @@ class Session:
     def publish(self, trainer: Trainer, engine: RolloutEngine, version: int) -> dict[str, Any]:
         """Stage on the trainer's side, push to every engine, compare fingerprints."""
         kind = sync_kind(self.recipe, self._backend)
-        folder = self.run.root / "sync"
+        folder = self.run.sync_dir
         staged = self.cluster.stage(trainer, kind, version, folder, self.run.model_dir)
         engines = getattr(engine, "engines", [engine])
         self.aio.run(push(engines, staged, self.recipe.sync.timeout_s))
@@ -341,13 +342,12 @@ class Session:
         staged = self.cluster.stage(trainer, "disk", step, weights, self.run.model_dir)
         if not files.is_committed(weights):
             raise SlimeError(f"the trainer left no weights at {weights}", "see logs/latest in the run directory")
-        manifest = {"step": step, "fingerprint": staged.fingerprint, "seed": self.recipe.seed}
+        manifest = {"step": step, "fingerprint": staged.fingerprint, "inputs": training_inputs(self.recipe)}
         with files.committed_folder(self.run.checkpoint_dir(step), manifest) as folder:
             (folder / "trainer").mkdir()
             trainer.save(folder / "trainer")
             files.write_json(folder / "data_state.json", self._data_state)
-        for gone in self.run.prune_checkpoints(self.recipe.checkpoint.keep):
-            shutil.rmtree(self.run.weights_dir(gone), ignore_errors=True)
+        self.run.prune_checkpoints(self.recipe.checkpoint.keep)
 
 
 def _address(engine: RolloutEngine) -> tuple[str, int]:

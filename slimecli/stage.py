@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slimecli import files
-from slimecli.errors import MissingStageError, SlimeError
+from slimecli.errors import InterruptedRunError, MissingStageError, SlimeError
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 
@@ -105,7 +105,7 @@ def ensure(
         if missing:
             raise SlimeError(f"stage {stage.name} ended without its output {missing[0]}", "report this as a bug")
     except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = "interrupted" if isinstance(error, KeyboardInterrupt | InterruptedRunError) else "failed"
         seconds = time.perf_counter() - start
         files.write_json(run.stage_path(stage.name), {**record, "status": status, "seconds": seconds})
         raise

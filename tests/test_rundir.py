@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -95,6 +96,16 @@ def test_only_complete_checkpoints_count(run):
     assert run.checkpoints() == [4]
 
 
+def test_pruning_takes_weights_that_no_checkpoint_holds(run):
+    for step in (2, 4, 6):
+        commit(run, step)
+        run.weights_dir(step).mkdir(parents=True)
+    shutil.rmtree(run.checkpoint_dir(4))
+    assert run.prune_checkpoints(keep=0) == [] and run.weights_dir(4).exists()
+    assert run.prune_checkpoints(keep=1) == [2]
+    assert [p.name for p in (run.root / "weights").iterdir()] == ["v000006"]
+
+
 def test_records_ignore_a_torn_last_line_and_rewind(run):
     for step in range(4):
         run.append(run.metrics_path, {"step": step, "x": step * 0.5})
@@ -103,7 +114,12 @@ def test_records_ignore_a_torn_last_line_and_rewind(run):
     assert [r["step"] for r in run.read_records(run.metrics_path)] == [0, 1, 2, 3]
     run.write_samples(1, groups())
     run.write_samples(3, groups())
+    run.weights_dir(2).mkdir(parents=True)
+    run.weights_dir(3).mkdir()
+    run.rewind(2, samples_until=3)
+    assert run.rollout_steps() == [1, 3]
     run.rewind(2)
+    assert run.weights_dir(2).exists() and not run.weights_dir(3).exists()
     assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()] == [0, 1, 2]
     assert run.rollout_steps() == [1]
 

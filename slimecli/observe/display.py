@@ -26,7 +26,15 @@ ROWS_SHOWN = 12
 ETA_WINDOW = 20
 """steps whose mean duration predicts the rest; long enough to even out evaluation steps"""
 
-_MARKS = {"waiting": "·", "running": "▶", "done": "✓", "unchanged": "=", "skipped": "-", "failed": "✗"}
+_MARKS = {
+    "waiting": "·",
+    "running": "▶",
+    "done": "✓",
+    "unchanged": "=",
+    "skipped": "-",
+    "failed": "✗",
+    "interrupted": "‖",
+}
 _STYLES = {"running": "bold cyan", "done": "green", "failed": "bold red", "waiting": "dim", "unchanged": "dim"}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimecli import files
+from slimecli.errors import ExitCode
 from slimecli.rundir import RunDir
 
 PHASES = ("collect", "learn", "publish", "measure", "checkpoint")
@@ -69,6 +70,8 @@ def run_status(run: RunDir, records: RunRecords) -> str:
     if run.is_locked():
         return "running"
     statuses = {str(s.get("stage")): str(s.get("status")) for s in records.stages}
+    if records.error is not None and records.error.get("exit_code") == ExitCode.INTERRUPTED:
+        return "stopped"
     if records.error is not None or "failed" in statuses.values():
         return "failed"
     if not statuses:
