@@ -81,9 +81,8 @@ def cli(
     json_: JsonOpt = False,
 ) -> None:
     """Score held-out problems, sampled and greedy."""
-    from slimecli import console
     from slimecli.commands._stages import run_and_recipe
-    from slimecli.errors import UsageError
+    from slimecli.errors import PartialError, UsageError
     from slimecli.recipe import load_recipe
 
     if bool(run) == bool(model):
@@ -95,6 +94,15 @@ def cli(
         result = evaluate_step(*run_and_recipe(run, overrides), step)
     else:
         result = evaluate_model(model, load_recipe(recipe, overrides), data)
+    _show(result, as_json=json_)
+    failed = sum(r["failed"] for modes in result["sets"].values() for r in modes.values())
+    if failed:
+        raise PartialError(f"{failed} answers failed and are not in the scores", "mend the cause and evaluate again")
+
+
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
+    from slimecli import console
+
     rows = [
         {
             "set": name,
@@ -109,7 +117,7 @@ def cli(
         for name, modes in result["sets"].items()
         for mode, r in modes.items()
     ]
-    if json_:
+    if as_json:
         console.emit(result)
     else:
         console.table(rows, ["set", "mode", "accuracy", "answers", "length", "truncated", "failed", "spec"])

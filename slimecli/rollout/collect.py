@@ -15,7 +15,7 @@ from typing import Any
 from slimecli import files
 from slimecli.errors import MissingStageError, SlimeError
 from slimecli.recipe import Recipe
-from slimecli.rollout.generate import Generator
+from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import rollout_sampling, rollout_seed
 from slimecli.rollout.source import DataSource
 from slimecli.rundir import RunDir
@@ -55,7 +55,6 @@ class RolloutCollector:
         section = self._recipe.rollout
         accepted: list[Group] = []
         dropped: Counter[str] = Counter()
-        self._generator.failures.clear()
         for _ in range(section.max_filtered_rounds):
             missing = section.batch_size - len(accepted)
             wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
@@ -107,9 +106,9 @@ class RolloutCollector:
         failed = sum(s.status is SampleStatus.FAILED for s in samples)
         allowed = self._recipe.rollout.max_failed_fraction
         if failed > allowed * len(samples):
+            first = next(s for s in samples if s.status is SampleStatus.FAILED)
             raise SlimeError(
-                f"{failed} of {len(samples)} answers failed (allowed: {allowed:.0%}); the first: "
-                f"{self._generator.failures[0]}",
+                f"{failed} of {len(samples)} answers failed (allowed: {allowed:.0%}); the first: {failure(first)}",
                 "mend the cause; a higher rollout.max_failed_fraction tolerates more",
             )
 

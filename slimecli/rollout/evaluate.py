@@ -12,7 +12,7 @@ from typing import Any
 
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
-from slimecli.rollout.generate import Generator
+from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import eval_sampling
 from slimecli.seeds import derive_seed
 from slimecli.types import Group, Sample, SampleStatus
@@ -40,32 +40,45 @@ async def evaluate(
         rows = item.rows[: recipe.eval.max_prompts or None]
         sampling = eval_sampling(recipe, stop_token_ids, greedy=greedy)
         n = 1 if greedy else recipe.eval.n_samples_per_prompt
+        slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // n))
         groups = await asyncio.gather(
-            *(_answer(recipe, generator, sampling, (item.name, i), row, n) for i, row in enumerate(rows))
+            *(_answer(recipe, generator, slots, sampling, (item.name, i), row, n) for i, row in enumerate(rows))
         )
         results[item.name] = summarise(groups, recipe, sampling)
     return results
 
 
 async def _answer(
-    recipe: Recipe, generator: Generator, sampling: dict[str, Any], where: tuple[str, int], row: Sample, n: int
+    recipe: Recipe,
+    generator: Generator,
+    slots: asyncio.Semaphore,
+    sampling: dict[str, Any],
+    where: tuple[str, int],
+    row: Sample,
+    n: int,
 ) -> Group:
     name, number = where
     group = [Sample.from_dict(row.to_dict()) for _ in range(n)]
     for i, sample in enumerate(group):
         sample.group_index, sample.index = number, number * n + i
     params = [sampling | {"sampling_seed": derive_seed(recipe.seed, "eval", name, number, i)} for i in range(n)]
-    return await generator.group(group, params)
+    async with slots:
+        return await generator.group(group, params)
 
 
 def summarise(groups: Sequence[Group], recipe: Recipe, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Scores of one set; failed answers are counted and never scored as zero."""
+    """Scores of one set; failed answers are counted, never scored as zero, and no more than the recipe tolerates."""
     key = recipe.reward.key or None
     samples = [s for g in groups for s in g]
     finished = [s for s in samples if s.status is not SampleStatus.FAILED]
-    if not finished:
-        reason = samples[0].metadata.get("failure", "") if samples else "the set is empty"
-        raise SlimeError(f"evaluation got no answer: {reason}", "mend the cause and run `slime eval` again")
+    failed = [s for s in samples if s.status is SampleStatus.FAILED]
+    if not finished or len(failed) > recipe.rollout.max_failed_fraction * len(samples):
+        reason = failure(failed[0]) if failed else "the set is empty"
+        raise SlimeError(
+            f"evaluation: {len(failed)} of {len(samples)} answers failed "
+            f"(allowed: {recipe.rollout.max_failed_fraction:.0%}); the first: {reason}",
+            "mend the cause; a higher rollout.max_failed_fraction tolerates more",
+        )
     scores = [s.get_reward_value(key) for s in finished]
     mean = sum(scores) / len(scores)
     variance = sum((x - mean) ** 2 for x in scores) / max(len(scores) - 1, 1)
@@ -78,7 +91,7 @@ def summarise(groups: Sequence[Group], recipe: Recipe, sampling: dict[str, Any])
         "pass@k": {str(k): value for k, value in pass_at_k(per_prompt).items()},
         "response_length": sum(s.response_length for s in finished) / len(finished),
         "truncated": sum(s.status is SampleStatus.TRUNCATED for s in finished) / len(finished),
-        "failed": len(samples) - len(finished),
+        "failed": len(failed),
         "spec": eval_spec(groups, recipe, sampling),
         "samples": [_brief(s) for s in samples[:64]],
     }

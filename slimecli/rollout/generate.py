@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from slimecli.errors import SlimeError
@@ -28,11 +28,9 @@ class Generator:
     group_reward: bool = False
     custom: Callable[..., Any] | None = None
     """async (args, sample, sampling_params) -> Sample or list of them"""
-    failures: list[str] = field(default_factory=list)
-    """what went wrong, in order; the caller clears it"""
 
     async def group(self, group: Group, sampling: Sequence[Mapping[str, Any]]) -> Group:
-        """Generate and score one group.
+        """Generate and score one group. An answer that is aborted under way has failed.
 
         Args:
             group: pending samples of one prompt; samples already finished are left as they are.
@@ -48,6 +46,9 @@ class Generator:
             finished = await asyncio.gather(*(self._generate_custom(s) for s, _ in todo))
             done = [s for s in group if s.status not in _UNFINISHED and s not in [t for t, _ in todo]]
             done += [s for part in finished for s in part]
+        for sample in done:
+            if sample.status is SampleStatus.ABORTED:
+                self._mark_failed(sample, "generation", SlimeError("the engine aborted the answer"))
         await self._score(done)
         return done
 
@@ -116,7 +117,11 @@ class Generator:
         sample.status = SampleStatus.FAILED
         reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
         sample.metadata = {**sample.metadata, "failure": f"{where}: {type(error).__name__}: {reason}"}
-        self.failures.append(sample.metadata["failure"])
+
+
+def failure(sample: Sample) -> str:
+    """Why a sample failed."""
+    return str(sample.metadata.get("failure") or "the generate function gave it the status `failed`")
 
 
 _UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)

@@ -118,6 +118,32 @@ def test_too_many_failures_are_an_error_with_the_first_cause():
         asyncio.run(collector.collect(1))
 
 
+def test_an_answer_that_the_engine_aborted_has_failed():
+    class Aborting(ScriptedEngine):
+        def _reply(self, ids, params):
+            reply = super()._reply(ids, params)
+            if ids[0] % 2:
+                reply["meta_info"]["finish_reason"] = {"type": "abort"}
+            return reply
+
+    collector, _, _ = setup(Aborting(seeded), sets=("rollout.max_failed_fraction=1",))
+    samples = [s for g in asyncio.run(collector.collect(1)).groups for s in g]
+    assert {s.status for s in samples} == {SampleStatus.COMPLETED}, "groups without any answer are replaced"
+    collector, _, _ = setup(Aborting(seeded))
+    with pytest.raises(SlimeError, match="the engine aborted the answer"):
+        asyncio.run(collector.collect(1))
+
+
+def test_a_custom_generate_may_give_up_without_a_reason():
+    async def give_up(args, sample, sampling_params):
+        sample.status = SampleStatus.FAILED
+        return sample
+
+    collector, _, _ = setup(custom=give_up)
+    with pytest.raises(SlimeError, match="8 of 8 answers failed.*status `failed`"):
+        asyncio.run(collector.collect(1))
+
+
 def test_dead_engine_is_named():
     collector, _, _ = setup(ScriptedEngine(seeded, fail_on=None))
     collector._generator.engine.fail_on = 0

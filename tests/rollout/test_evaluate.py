@@ -60,8 +60,26 @@ def test_failed_answers_are_counted_not_scored():
             raise SlimeError("no", "")
         return 1.0
 
-    result = run(load_recipe(""), lambda ids, p: [0], reward=sometimes)
+    tolerant = load_recipe("", ("rollout.max_failed_fraction=0.5",))
+    result = run(tolerant, lambda ids, p: [0], reward=sometimes)
     assert result["failed"] == 3 and result["mean"] == 1.0 and result["n"] == 3
+    with pytest.raises(SlimeError, match=r"3 of 6 answers failed \(allowed: 10%\).*no"):
+        run(load_recipe(""), lambda ids, p: [0], reward=sometimes)
+
+
+def test_no_more_answers_are_in_flight_than_the_recipe_says():
+    flying, most = 0, 0
+
+    async def slow(args, sample, **kwargs):
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        await asyncio.sleep(0.001)
+        flying -= 1
+        return 1.0
+
+    run(load_recipe("", ("rollout.concurrency=4", "eval.n_samples_per_prompt=2")), lambda ids, p: [0], reward=slow)
+    assert most == 4
 
 
 def test_no_answer_at_all_is_an_error():
