@@ -78,7 +78,10 @@ def _receipt(receipt: WeightReceipt) -> web.Response:
     )
 
 
-def _version(payload: dict[str, Any]) -> str | None:
+async def _prepare(engine: EmbeddedEngine, payload: dict[str, Any]) -> str | None:
+    """Do what an update asks for beforehand; the version it names. Prompt caches are dropped by every update."""
+    if payload.get("abort_all_requests"):
+        await engine.abort()
     value = payload.get("weight_version")
     return None if value is None else str(value)
 
@@ -91,13 +94,14 @@ def _weight_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
         folder = Path(str(payload.get("model_path") or ""))
         if not payload.get("model_path") or not folder.is_dir():
             raise BadRequest(f"model_path {payload.get('model_path')!r} is not a folder on this machine")
-        return _receipt(await engine.update_from_folder(folder, _version(payload)))
+        return _receipt(await engine.update_from_folder(folder, await _prepare(engine, payload)))
 
     async def from_shared_memory(request: web.Request) -> web.Response:
         payload = await body(request)
         if not isinstance(payload.get("manifest"), str):
             raise BadRequest("give manifest: the path of the JSON file that describes the buffer")
-        return _receipt(await engine.update_from_manifest(Path(payload["manifest"]), _version(payload)))
+        manifest = Path(payload["manifest"])
+        return _receipt(await engine.update_from_manifest(manifest, await _prepare(engine, payload)))
 
     async def version(request: web.Request) -> web.Response:
         return reply({"weight_version": engine.info()["weight_version"]})
@@ -130,12 +134,12 @@ def _part_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, 
         _require_begin(engine)
         parts, kind = payload.get("serialized_named_tensors"), str(payload.get("load_format") or "")
         tensors = weights.from_base64(parts, kind, allow_pickle=allow_pickle)
-        return _receipt(await engine.update_from_tensors(tensors, _version(payload)))
+        return _receipt(await engine.update_from_tensors(tensors, await _prepare(engine, payload)))
 
     async def from_distributed(request: web.Request) -> web.Response:
         payload = await body(request)
         _require_begin(engine)
-        return _receipt(await engine.update_from_group(payload, _version(payload)))
+        return _receipt(await engine.update_from_group(payload, await _prepare(engine, payload)))
 
     async def join(request: web.Request) -> web.Response:
         await engine.join_group(await body(request))
@@ -182,4 +186,5 @@ def _memory_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
         await engine.wake(await tags(request))
         return reply({"success": True, "message": "resumed"})
 
-    return [("POST", "/release_memory_occupation", release), ("POST", "/resume_memory_occupation", take)]
+    handlers = {"/release_memory_occupation": release, "/resume_memory_occupation": take}
+    return [(method, path, handler) for path, handler in handlers.items() for method in ("GET", "POST")]
