@@ -19,7 +19,7 @@ from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import rollout_sampling, rollout_seed
 from slimecli.rollout.source import DataSource
 from slimecli.rundir import RunDir
-from slimecli.types import Group, SampleStatus
+from slimecli.types import Group, Sample, SampleStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +51,27 @@ class RolloutCollector:
         self._slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // recipe.rollout.n_samples_per_prompt))
 
     async def collect(self, step: int) -> Collection:
-        """Generate until batch_size groups are accepted; accepted surplus goes back to the source."""
+        """Generate until batch_size groups are accepted.
+
+        Of accepted surplus the prompts go back to the source, without their answers: the next step has other weights,
+        and answers of old ones would be trained on as if the new ones had given them.
+        """
         section = self._recipe.rollout
-        accepted: list[Group] = []
+        accepted: list[tuple[Group, Group]] = []
         dropped: Counter[str] = Counter()
         for _ in range(section.max_filtered_rounds):
             missing = section.batch_size - len(accepted)
             wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
-            groups = await asyncio.gather(*(self._one(step, g) for g in self._source.take(wanted)))
+            prompts = self._source.take(wanted)
+            pending = [[Sample.from_dict(s.to_dict()) for s in g] for g in prompts]
+            groups = await asyncio.gather(*(self._one(step, g) for g in prompts))
             self._check_failures(groups)
-            for group in groups:
+            for prompt, group in zip(pending, groups, strict=True):
                 reason = self._reject_reason(group)
                 if reason:
                     dropped[reason] += 1
                 else:
-                    accepted.append(group)
+                    accepted.append((prompt, group))
             if len(accepted) >= section.batch_size:
                 break
         else:
@@ -74,8 +80,8 @@ class RolloutCollector:
                 f"passed the filter {section.dynamic_filter!r} (dropped: {dict(dropped)})",
                 "the task is too easy or too hard for this model: other data, or more rollout.max_filtered_rounds",
             )
-        batch, surplus = accepted[: section.batch_size], accepted[section.batch_size :]
-        self._source.give_back(surplus)
+        self._source.give_back([prompt for prompt, _ in accepted[section.batch_size :]])
+        batch = [group for _, group in accepted[: section.batch_size]]
         metrics = rollout_metrics(batch, self._recipe.reward.key or None)
         metrics |= {f"rollout/dropped/{reason}": float(n) for reason, n in sorted(dropped.items())}
         return Collection(groups=batch, metrics=metrics)

@@ -58,7 +58,7 @@ async def _answer(
     n: int,
 ) -> Group:
     name, number = where
-    group = [Sample.from_dict(row.to_dict()) for _ in range(n)]
+    group = row.copies(n)
     for i, sample in enumerate(group):
         sample.group_index, sample.index = number, number * n + i
     params = [sampling | {"sampling_seed": derive_seed(recipe.seed, "eval", name, number, i)} for i in range(n)]

@@ -74,12 +74,10 @@ class PromptSource:
             self._order = self._epoch_order(self._epoch)
         row = self._rows[self._order[self._offset]]
         self._offset += 1
-        group = []
-        for _ in range(self._n_samples):
-            sample = Sample.from_dict(row.to_dict())
+        group = row.copies(self._n_samples)
+        for sample in group:
             sample.group_index, sample.index = self._next_group, self._next_sample
             self._next_sample += 1
-            group.append(sample)
         self._next_group += 1
         return group
 

@@ -8,6 +8,7 @@ from slimecli.rollout.args import HookArgs
 from slimecli.rollout.collect import RolloutCollector
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.source import PromptSource
+from slimecli.seeds import derive_seed
 from slimecli.types import Sample, SampleStatus
 from tests.rollout.fakes import ScriptedEngine
 
@@ -76,13 +77,16 @@ def test_filter_draws_until_full_and_gives_surplus_back():
     assert result.metrics["rollout/dropped/filter"] == 6.0
 
 
-def test_surplus_is_not_generated_again():
-    engine = ScriptedEngine(seeded)
-    collector, _, _ = setup(engine, keep=lambda args, samples: True, sets=("rollout.over_sampling_batch_size=8",))
+def test_surplus_comes_next_with_answers_of_its_own_step():
+    collector, source, _ = setup(keep=lambda args, samples: True, sets=("rollout.over_sampling_batch_size=8",))
     asyncio.run(collector.collect(1))
-    asyncio.run(collector.collect(2))
-    prompts = [call["input_ids"][0][0] for call in engine.calls]
-    assert len(prompts) == len(set(prompts)), "a finished answer from the buffer was asked for again"
+    waiting = source.state()["buffer"]
+    assert [g[0]["group_index"] for g in waiting] == [4, 5, 6, 7]
+    assert all(s["status"] == "pending" and "rollout_log_probs" not in s for g in waiting for s in g)
+    groups = asyncio.run(collector.collect(2)).groups
+    assert [g[0].group_index for g in groups] == [4, 5, 6, 7]
+    step_2 = [derive_seed(load_recipe("").seed, "rollout", 2, g, i) for g in (4, 5, 6, 7) for i in range(2)]
+    assert [s.sampling["sampling_seed"] for g in groups for s in g] == step_2
 
 
 def test_starving_filter_is_an_error_that_names_it():
