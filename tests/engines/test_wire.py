@@ -1,4 +1,4 @@
-"""SGLang's payloads go in as its clients send them, and its reply shapes come out (as recorded from 0.5.21 and 0.5.23)."""
+"""SGLang's payloads go in as its clients send them, and its reply shapes (recorded from 0.5.21, 0.5.23) come out."""
 
 from __future__ import annotations
 
