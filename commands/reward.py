@@ -231,7 +231,7 @@ def _score(recipe: Recipe, data: str) -> None:
         for sample in score_lines(recipe, stream, data or "stdin"):
             total += 1
             failed += "failure" in sample.metadata and sample.reward is None
-            console.emit_line(json.dumps(sample.to_dict(), sort_keys=True, ensure_ascii=False))
+            console.emit_line(sample.to_json())
     console.note(f"{total} samples scored, {failed} failed")
     if failed:
         raise PartialError(f"{failed} of {total} samples could not be scored", "see metadata.failure of the samples")

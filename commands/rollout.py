@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +49,7 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
         collector = session.collector(source, session.generator(engine))
         collection = session.aio.run(collector.collect(step))
         session.record(source, step, collection)
+        session.settle()
     path = str(run.samples_path(step))
     return {"step": step, "samples": path, "groups": len(collection.groups), "metrics": collection.metrics}
 
@@ -79,7 +79,7 @@ def rollout_file(prompts: str, out: str, recipe: Recipe, model_dir: Path) -> dic
     for group in _answer_all(prompts, recipe, model_dir):
         for sample in group:
             failed += sample.status is SampleStatus.FAILED
-            line = json.dumps(sample.to_dict(), sort_keys=True, ensure_ascii=False)
+            line = sample.to_json()
             if out == "-":
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
@@ -119,7 +119,7 @@ def _answer_all(prompts: str, recipe: Recipe, model_dir: Path) -> Iterator[Any]:
 
             async def answer(number: int) -> Any:
                 n = recipe.rollout.n_samples_per_prompt
-                group = [type(rows[number]).from_dict(rows[number].to_dict()) for _ in range(n)]
+                group = rows[number].copies(n)
                 for i, sample in enumerate(group):
                     sample.group_index, sample.index = number, number * n + i
                 seeds = [{"sampling_seed": rollout_seed(recipe, 0, number, i)} for i in range(n)]

@@ -45,7 +45,7 @@ class Parts:
     measure: Callable[[int], dict[str, float]] | None
     """step -> held-out scores, {} where none are due"""
     record: Callable[[int, Collection], None]
-    """commit what was collected"""
+    """begin to commit what was collected; `commit` ends it"""
     commit: Callable[[int, dict[str, Any], bool], None]
     """(step, metrics, must make a checkpoint): commit what was learnt"""
     clock: Clock = field(default_factory=Clock)
@@ -71,7 +71,7 @@ def loop(parts: Parts, start: int, stop: int) -> None:
 
 
 def collect(parts: Parts, step: int) -> Collection:
-    """Samples for this step, committed to the run directory before anything is learnt from them."""
+    """Samples for this step; they are being written to the run directory while the trainer learns from them."""
     with parts.clock.phase("collect"):
         collection = parts.aio.run(parts.collector.collect(step))
         parts.record(step, collection)

@@ -308,7 +308,7 @@ def encode_samples(groups: list[Group]) -> bytes:
     """Groups -> zstd-compressed JSON lines; the same samples give the same bytes."""
     import zstandard
 
-    lines = [json.dumps(s.to_dict(), sort_keys=True, ensure_ascii=False) for g in groups for s in g]
+    lines = [s.to_json() for g in groups for s in g]
     return zstandard.ZstdCompressor(level=3).compress(("\n".join(lines) + "\n").encode() if lines else b"")
 
 

@@ -12,6 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,6 +90,8 @@ class Session:
         self._trainer: Trainer | None = None
         self._engine: RolloutEngine | None = None
         self._data_state: dict[str, Any] = {}
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slime-record")
+        self._written: Future[None] | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -104,6 +107,7 @@ class Session:
                 stack.callback(self.aio.run, self._engine.close())
             if self._trainer is not None:
                 stack.callback(self._trainer.close)
+            stack.callback(self._writer.shutdown)
 
     @property
     def cluster(self) -> Cluster:
@@ -310,10 +314,20 @@ class Session:
         return {f"eval/{name}/{mode}": r["mean"] for name, modes_ in scores.items() for mode, r in modes_.items()}
 
     def record(self, source: PromptSource, step: int, collection: Collection) -> None:
+        """Commit samples and cursor, while the trainer learns from them; `settle` waits for it."""
+        self.remember(source, step, collection)
+        self._written = self._writer.submit(self._write_samples, step, collection, self._data_state)
+
+    def _write_samples(self, step: int, collection: Collection, state: dict[str, Any]) -> None:
         """Samples first, then the cursor: a cursor on disk means that its samples are there."""
         self.run.write_samples(step, collection.groups)
-        self.remember(source, step, collection)
-        files.write_json(self.run.data_state_path(step), self._data_state)
+        files.write_json(self.run.data_state_path(step), state)
+
+    def settle(self) -> None:
+        """Wait until what was recorded is on disk; raises what went wrong there."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def remember(self, source: PromptSource, step: int, collection: Collection) -> None:
         """Keep the cursor for the next checkpoint."""
@@ -325,6 +339,7 @@ class Session:
 
     def commit(self, trainer: Trainer, step: int, metrics: dict[str, Any], must_checkpoint: bool) -> None:
         """Metrics of the step, then (when due) the checkpoint that makes them final; then tell the listener."""
+        self.settle()
         if metrics:
             self.run.append(self.run.metrics_path, {"step": step, **metrics})
         if step and (must_checkpoint or step % self.recipe.checkpoint.interval == 0):
