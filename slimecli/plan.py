@@ -13,6 +13,7 @@ from slimecli.plan_numbers import (
     Value,
     disk_bytes,
     engine_bytes,
+    phase_values,
     placement_values,
     time_values,
     total_of,
@@ -64,24 +65,34 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     trainer, engine = trainer_bytes(recipe, spec, on_gpu), engine_bytes(recipe, spec, on_gpu)
     disk = disk_bytes(recipe, spec)
     needs_engine = recipe.steps > 0 and not recipe.engine.urls
+    engines = recipe.engine.replicas if needs_engine else 0
+    phases = phase_values(recipe, spec, trainer, engine, engines)
     values = [
         *work_values(recipe, count_data(recipe)),
         *trainer,
         *(engine if needs_engine else []),
+        *phases,
         *disk,
         *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
     ]
-    engines = recipe.engine.replicas if needs_engine else 0
-    memory = total_of(trainer) * recipe.trainer.processes + total_of(engine) * engines
+    memory = max(int(v.value) for v in phases)
     # the estimated part may be off by a factor, so it can warn but not refuse
     estimated = sum(int(v.value) for v in trainer if "estimated" in v.name) * recipe.trainer.processes
     problems = machine_problems(machine, memory - estimated, total_of(disk), run)
+    problems += shared_memory_problems(recipe, machine, spec.weight_bytes(recipe.model.dtype))
     if problems:
         raise RecipeError(problems)
     if measured:
         slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
         values += time_values(recipe, spec, measure(spec.hidden, slots))
     found = warnings(recipe, machine, engines)
+    on_device = total_of(trainer) + (total_of(engine) if needs_engine else 0)
+    if on_gpu and on_device > machine.gpu_memory_bytes:
+        found.append(
+            f"a trainer process{' beside an engine' * needs_engine} may need about {on_device / 1e9:.1f} GB of GPU "
+            f"memory, the smallest GPU has {machine.gpu_memory_bytes / 1e9:.1f} GB: more trainer.processes, a lower "
+            "trainer.max_tokens_per_micro_batch or fewer engine.slots take less"
+        )
     if not on_gpu and memory > machine.memory_bytes:
         found.append(
             f"about {memory / 1e9:.1f} GB of memory may be needed, {machine.memory_bytes / 1e9:.1f} GB are free: "
@@ -105,6 +116,19 @@ def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | Non
             "free; lower engine.slots, or take a smaller model"
         )
     return problems
+
+
+def shared_memory_problems(recipe: Recipe, machine: Machine, published: int) -> list[str]:
+    """Weights that cannot pass through /dev/shm. Docker gives 64 MB of it unless told otherwise."""
+    if not recipe.steps or recipe.sync_kind(recipe.cluster.backend) != "shared_memory":
+        return []
+    if published <= machine.shared_memory_bytes:
+        return []
+    return [
+        f"the weights take {published / 1e9:.2f} GB on their way to the engines, /dev/shm has "
+        f"{machine.shared_memory_bytes / 1e9:.2f} GB free; give it more (docker run --shm-size=...), or "
+        "--set sync.kind=disk"
+    ]
 
 
 def warnings(recipe: Recipe, machine: Machine, engines: int) -> list[str]:

@@ -111,6 +111,29 @@ def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
     return _with_sum("memory of an engine", [*rows, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
 
 
+def phase_values(
+    recipe: Recipe, spec: ModelSpec, trainer: list[Value], engine: list[Value], engines: int
+) -> list[Value]:
+    """Memory of all processes together, in each phase of a step.
+
+    Args:
+        trainer, engine: of one process, as `trainer_bytes` and `engine_bytes` give them.
+        engines: how many of them run here; 0 where they run elsewhere, or none is needed.
+    """
+    ranks = recipe.trainer.processes
+    parts = {v.name: int(v.value) for v in trainer}
+    resting = ranks * sum(parts.get(n, 0) for n in ("weights", "reference model", "optimizer", "libraries"))
+    held = total_of(engine) * engines
+    processes = f"{ranks} trainer process(es) and {engines} engine(s)"
+    rows = [("learn", parts["total"] * ranks + held, f"{processes}: the sums above")]
+    if recipe.steps:
+        kind, copy = recipe.sync_kind(recipe.cluster.backend), spec.weight_bytes(recipe.model.dtype)
+        staged = 0 if kind == "disk" else copy
+        rows.insert(0, ("collect", resting + held, f"{processes}, without gradients and activations"))
+        rows.append(("publish", resting + held + staged, f"as in collect, and a copy of the weights ({kind})"))
+    return [Value(group="memory by phase", name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]
+
+
 def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
     """Space in the run directory when the run is done."""
     keep, published = recipe.checkpoint.keep, spec.weight_bytes(recipe.model.dtype)

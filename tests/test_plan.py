@@ -9,7 +9,7 @@ from slimecli.model_specs import get_spec
 from slimecli.plan import check_recipe, machine_problems, make_plan
 from slimecli.plan_checks import count_data, count_rows
 from slimecli.plan_machine import Machine, Speed
-from slimecli.plan_numbers import engine_bytes, time_values, total_of, trainer_bytes
+from slimecli.plan_numbers import engine_bytes, phase_values, time_values, total_of, trainer_bytes
 from slimecli.recipe import load_recipe, validate_recipe
 
 MACHINE = Machine(
@@ -163,6 +163,36 @@ def test_what_the_machine_cannot_hold_is_a_problem(rows, monkeypatch):
     assert any("of disk, 1.0 GB are free" in p for p in found)
     assert any("of memory, 1.0 GB are free" in p for p in found)
     assert machine_problems(small, 10**8, 10**8, None) == []
+
+
+def test_memory_by_phase_adds_processes_and_copies():
+    recipe = validate_recipe({"trainer": {"processes": 2}, "engine": {"replicas": 3}, "algo": {"kl_coef": 0.1}})
+    spec = get_spec("qwen3-0.6b")
+    trainer, engine = trainer_bytes(recipe, spec, on_gpu=False), engine_bytes(recipe, spec, on_gpu=False)
+    one = {v.name: v.value for v in trainer}
+    phases = {v.name: v.value for v in phase_values(recipe, spec, trainer, engine, 3)}
+    assert list(phases) == ["collect", "learn", "publish"]
+    assert phases["learn"] == 2 * one["total"] + 3 * total_of(engine)
+    working = one["gradients"] + one["activations, estimated"] + one["logits"]
+    assert phases["learn"] - phases["collect"] == 2 * working
+    assert phases["publish"] - phases["collect"] == spec.weight_bytes("bfloat16")
+    sft_only = validate_recipe({"steps": 0, "sft": {"steps": 5}})
+    assert [v.name for v in phase_values(sft_only, spec, trainer, engine, 0)] == ["learn"]
+
+
+def test_weights_must_fit_into_shared_memory(rows, monkeypatch):
+    docker = dataclasses.replace(MACHINE, shared_memory_bytes=64 * 2**20)
+    monkeypatch.setattr("slimecli.plan.this_machine", lambda folder: docker)
+    assert "/dev/shm has 0.07 GB free" in problems(rows)[0]
+    check_recipe(validate_recipe(tree(rows, sync={"kind": "disk"})))
+
+
+def test_a_small_gpu_is_warned_of(rows, monkeypatch):
+    for gigabytes, warned in ((8, True), (200, False)):
+        gpu = dataclasses.replace(MACHINE, gpus=2, gpu_memory_bytes=gigabytes * 10**9)
+        monkeypatch.setattr("slimecli.plan.this_machine", lambda folder, gpu=gpu: gpu)
+        plan = make_plan(validate_recipe(tree(rows)))
+        assert any("of GPU memory" in w for w in plan.warnings) == warned
 
 
 def test_warnings_do_not_stop(rows):
