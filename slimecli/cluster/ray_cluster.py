@@ -62,8 +62,8 @@ class RayCluster:
             for i in range(recipe.engine.replicas)
         ]
         urls = wait([h.url.remote() for h in hosts], "the engines to load the model", recipe.engine.start_timeout_s)
-        timeout_s = recipe.rollout.request_timeout_s
-        return EnginePool([HttpEngine(url, timeout_s=timeout_s) for url in urls])
+        timeout_s, retries = recipe.rollout.request_timeout_s, recipe.rollout.max_retries
+        return EnginePool([HttpEngine(url, timeout_s=timeout_s, retries=retries) for url in urls])
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage on the trainer's side; rank 0 writes."""
@@ -98,6 +98,7 @@ class TrainerGroup:
     def __init__(self, hosts: list[Any], start_timeout_s: float) -> None:
         self._hosts = hosts
         self._timeout_s = start_timeout_s
+        self._is_idle = True
         host, port = wait([hosts[0].address.remote()], "trainer rank 0 to start", start_timeout_s)[0]
         joined = [h.join.remote(rank, len(hosts), host, port) for rank, h in enumerate(hosts)]
         wait(joined, "all trainer ranks to join the process group", start_timeout_s)
@@ -109,8 +110,11 @@ class TrainerGroup:
         wait(opened, "the trainer to load the model", self._timeout_s)
 
     def _all(self, method: str, *args: Any, what: str) -> Any:
+        self._is_idle = False
         refs = [getattr(h, method).remote(*args) for h in self._hosts]
-        return wait(refs, what, _WORK_DEADLINE_S)[0]
+        result = wait(refs, what, _WORK_DEADLINE_S)[0]
+        self._is_idle = True
+        return result
 
     def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
         """[T] log-probabilities."""
@@ -150,8 +154,12 @@ class TrainerGroup:
         self._all("load", str(folder), what="the trainer to load its checkpoint")
 
     def close(self) -> None:
-        """Free the trainer; the processes stay for the next one."""
-        self._all("close", what="the trainer to close")
+        """Free the trainer; the processes stay for the next one.
+
+        After a call that failed or was interrupted they may be dead, or busy for long: the cluster ends them.
+        """
+        if self._is_idle:
+            self._all("close", what="the trainer to close")
 
 
 def _start_ray(recipe: Recipe) -> bool:
@@ -164,11 +172,20 @@ def _start_ray(recipe: Recipe) -> bool:
         return False
     env.set_threads(recipe.trainer.threads)
     env.quiet_ray()
+    # Ray says on every start that its authentication is on; that it is off is worth a line
+    token_log = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    token_log.addFilter(lambda record: "is enabled" not in record.getMessage())
     common = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-    if recipe.cluster.address:
-        ray.init(address=recipe.cluster.address, **common)
-    else:
-        ray.init(include_dashboard=False, **common)
+    address = recipe.cluster.address
+    try:
+        if address:
+            ray.init(address=address, **common)
+        else:
+            ray.init(include_dashboard=False, **common)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"no Ray cluster could be joined at {address!r}" if address else "Ray did not start on this machine"
+        fix = "see `ray status` there, or leave cluster.address empty" if address else "--set cluster.backend=local"
+        raise SlimeError(f"{where}: {error}", fix) from error
     return True
 
 
@@ -182,15 +199,16 @@ def wait(refs: list[Any], what: str, deadline_s: float) -> list[Any]:
     start = told = time.monotonic()
     pending = list(refs)
     while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=5.0)
+        left = max(0.0, start + deadline_s - time.monotonic())
+        done, pending = ray.wait(pending, num_returns=1, timeout=min(5.0, left))
         for ref in done:
             _result(ref, what)
         now = time.monotonic()
         if pending and now - told > _TELL_AFTER_S:
             told = now
             console.note(f"waiting {now - start:.0f} s for {what}: {len(pending)} of {len(refs)} not done")
-        if pending and now - start > deadline_s:
-            raise SlimeError(f"gave up after {deadline_s:.0f} s waiting for {what}", "see logs/latest in the run")
+        if pending and now - start >= deadline_s:
+            raise SlimeError(f"gave up after {deadline_s:g} s waiting for {what}", "see logs/latest in the run")
     return [_result(ref, what) for ref in refs]
 
 
@@ -210,3 +228,6 @@ def _result(ref: Any, what: str) -> Any:
             f"a worker process died while we waited for {what}: {detail}",
             "see logs/latest in the run directory; continue with `slime run --resume`",
         ) from error
+    except ray.exceptions.RayError as error:
+        detail = str(error).partition("\n")[0]
+        raise SlimeError(f"Ray lost the answer while we waited for {what}: {detail}", "see logs/latest") from error

@@ -1,0 +1,71 @@
+"""Waiting for Ray: every wait has a name, a deadline and ends with the first failure. One Ray, in its own process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import os, sys, time
+import ray
+from slimecli import env
+from slimecli.cluster.ray_cluster import TrainerGroup, wait
+from slimecli.errors import GateError, SlimeError
+
+class Worker:
+    def address(self): return "127.0.0.1", 1
+    def join(self, *args): return None
+    def echo(self, value, seconds=0.0): time.sleep(seconds); return value
+    def refuse(self): raise GateError("the worker says no", "mend it")
+    def step(self, batch): raise ZeroDivisionError("a bug")
+    def save(self, folder): os._exit(1)
+    def load(self, folder): time.sleep(600)
+    def close(self): return None
+
+def caught(act):
+    start = time.monotonic()
+    try:
+        act()
+    except Exception as error:
+        return error, time.monotonic() - start
+    raise AssertionError("nothing was raised")
+
+env.quiet_ray()
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+make = ray.remote(num_cpus=0, max_restarts=0)(Worker).remote
+a, b, c = make(), make(), make()
+group = TrainerGroup([c], 60.0)
+
+assert wait([a.echo.remote(1, 0.2), b.echo.remote(2)], "two answers", 60) == [1, 2], "answers keep their order"
+
+error, seconds = caught(lambda: wait([a.echo.remote(1, 3.0)], "the slow one", 0.3))
+assert type(error) is SlimeError and "0.3 s waiting for the slow one" in error.what, error
+assert seconds < 2, seconds
+
+error, seconds = caught(lambda: wait([a.echo.remote(1, 30.0), b.refuse.remote()], "both", 60))
+assert type(error) is GateError and error.what == "the worker says no" and error.fix == "mend it", error
+assert seconds < 10, "a failure waits for nobody"
+
+error, _ = caught(lambda: group.step(type("Batch", (), {"to_numpy": lambda self: {}})()))
+assert isinstance(error, ZeroDivisionError), "a bug keeps its kind and traceback"
+
+error, _ = caught(lambda: group.save("/nowhere"))
+assert type(error) is SlimeError and "died while we waited for the trainer to save" in error.what, error
+assert "--resume" in error.fix
+group.close()  # the death is told already; closing must not tell it again in place of the first error
+
+busy = TrainerGroup([b], 60.0)
+import slimecli.cluster.ray_cluster as module
+module._WORK_DEADLINE_S = 0.3
+caught(lambda: busy.load("/slow"))
+start = time.monotonic()
+busy.close()
+assert time.monotonic() - start < 1, "closing waited for a call that hangs"
+ray.shutdown()
+print("all good")
+"""
+
+
+def test_waits_end_as_they_say():
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.rstrip().endswith("all good"), done.stderr[-3000:]

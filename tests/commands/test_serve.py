@@ -1,0 +1,62 @@
+"""`slime serve` as its users meet it: a free port, OpenAI's endpoints behind a key, an end that drops nobody."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
+    words = ("serve", "--model", str(folder), "--port", "0", "--api-key", "s3cret", "--set", "engine.max_context=4096")
+    code = "from slimecli.cli import main; main()"
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    yield process, json.loads(process.stdout.readline())["url"]
+    process.kill()
+    process.wait()
+
+
+def ask(url, tokens, key="s3cret"):
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": tokens,
+        "temperature": 1.0,
+        "ignore_eos": True,
+    }
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def test_serve_chats_demands_its_key_and_ends_without_dropping_an_answer(served):
+    process, url = served
+    assert url.startswith("http://127.0.0.1:") and not url.endswith(":0"), "loopback, on a port that is told"
+    answer = ask(url, 5)
+    assert answer["choices"][0]["message"]["role"] == "assistant" and answer["usage"]["completion_tokens"] == 5
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(url, 5, key="guess")
+    assert refused.value.code == 401
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        long = pool.submit(ask, url, 1500)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            long.result(0.4)  # on its way
+        process.send_signal(signal.SIGTERM)
+        assert long.result(60)["usage"]["completion_tokens"] == 1500
+    assert process.wait(30) == 0
+    with pytest.raises(urllib.error.URLError):
+        ask(url, 5)
