@@ -28,8 +28,9 @@ def plan(
         recipe: shipped name or TOML file; empty with `run`: the run's own.
         measured: also measure this machine and estimate the time.
     """
-    from slimecli.errors import UsageError
+    from slimecli.errors import RecipeError, UsageError
     from slimecli.plan import make_plan
+    from slimecli.plan_checks import further_problems
     from slimecli.recipe import apply_override, load_recipe, parse_override, validate_recipe
     from slimecli.rundir import open_run
 
@@ -38,7 +39,11 @@ def plan(
     if not run and not recipe and not model:
         raise UsageError("which recipe?", "slime plan --recipe quickstart; `slime recipes` lists them")
     if not run:
-        return make_plan(load_recipe(recipe, overrides, model), measured=measured)
+        try:
+            loaded = load_recipe(recipe, overrides, model)
+        except RecipeError as error:
+            raise RecipeError(error.problems + further_problems(error), error.source) from None
+        return make_plan(loaded, measured=measured)
     target = open_run(run)
     tree = target.recipe().model_dump(mode="json")
     for text in overrides:

@@ -53,9 +53,14 @@ class UsageError(SlimeError):
 
 
 class RecipeError(SlimeError):
-    """The recipe is wrong; carries every problem found, not the first one."""
+    """The recipe is wrong; carries every problem found, not the first one.
+
+    Attributes:
+        rest: the recipe without its wrong entries, where they can be left out; for checks that go on from there.
+    """
 
     exit_code = ExitCode.USAGE
+    rest: object = None
 
     def __init__(self, problems: list[str], source: str = "recipe") -> None:
         lines = "\n".join(f"  - {p}" for p in problems)

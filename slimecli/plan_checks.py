@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from slimecli import files
 from slimecli.data_tools.formats import split_slice
-from slimecli.errors import SlimeError, nearest
+from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
 
+_FIELD = re.compile(r"[a-z_]+\.[a-z_]+(?:\.[a-z_]+)*")
+"""dotted name of a recipe field in a message"""
 _SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -282,3 +285,17 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
 def all_problems(recipe: Recipe, run: RunDir | None) -> list[str]:
     """Every problem of every check."""
     return [problem for check in CHECKS for problem in check(recipe, run)]
+
+
+def further_problems(error: RecipeError) -> list[str]:
+    """What is wrong besides the entries that could not even be read.
+
+    Those that speak of an entry which was left out (or of its nearest name) are not told: they may only follow from it.
+    """
+    if not isinstance(error.rest, Recipe):
+        return []
+    told = [set(_FIELD.findall(problem)) for problem in error.problems]
+    if not all(told):
+        return []  # a whole section, or one of the few numbers on top that most checks depend on
+    names = set().union(*told)
+    return [p for p in all_problems(error.rest, None) if names.isdisjoint(_FIELD.findall(p))]

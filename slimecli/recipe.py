@@ -5,6 +5,7 @@ A recipe is read in this order, later wins: defaults, `--recipe NAME|FILE`, `--m
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -174,7 +175,24 @@ def validate_recipe(tree: Mapping[str, Any], source: str = "recipe") -> Recipe:
         return Recipe.model_validate(tree)
     except ValidationError as error:
         known = [path for path, _, _ in recipe_fields()]
-        raise RecipeError([_explain(e, known) for e in error.errors()], source=source) from None
+        told = RecipeError([_explain(e, known) for e in error.errors()], source=source)
+        told.rest = _without(tree, [e["loc"] for e in error.errors()])
+        raise told from None
+
+
+def _without(tree: Mapping[str, Any], places: list[tuple[int | str, ...]]) -> Recipe | None:
+    """The recipe without the entries at `places`; None if what is left is wrong all the same."""
+    rest = copy.deepcopy(dict(tree))
+    for *sections, name in places:
+        node: Any = rest
+        for section in sections:
+            node = node.get(section) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(name, None)
+    try:
+        return Recipe.model_validate(rest)
+    except ValidationError:
+        return None
 
 
 def _explain(error: Any, known: list[str]) -> str:

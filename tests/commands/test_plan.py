@@ -28,6 +28,20 @@ def test_all_problems_are_told_and_exit_2(capsys):
     assert "did you mean 'grpo'?" in err
 
 
+def test_wrong_entries_do_not_hide_what_else_is_wrong(capsys):
+    def told(*words):
+        assert run(["plan", "--recipe", "quickstart", *(x for w in words for x in ("--set", w))]) == 2
+        return capsys.readouterr().err
+
+    err = told(
+        "trainer.lrr=1", "rollout.top_p=3", "data.holdout='x'", "trainer.global_batch_size=100", "algo.name=grop"
+    )
+    assert "5 problem(s)" in err and "`rollout.top_p`" in err and "did you mean 'trainer.lr'?" in err
+    assert "nearest: " in err and "did you mean 'grpo'?" in err
+    for wrong in ("rollout.batch_size='many'", "rollout.batch_sise=64", "trainr.lr=1", "steps=-1"):
+        assert "1 problem(s)" in told(wrong, "rollout.n_samples_per_prompt=7"), "what may only follow from it"
+
+
 def test_a_run_is_planned_with_its_own_recipe_and_changes(runs_root):
     create_run("demo", load_recipe("quickstart"))
     longer = plan(run="demo", overrides=("steps=70",))
