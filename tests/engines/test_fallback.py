@@ -70,3 +70,50 @@ def test_memory_it_does_not_know_is_refused(tmp_path):
     write_json(folder / "config.json", {**config, "layer_types": ["full_attention", "linear_attention"]})
     with pytest.raises(SlimeError, match="linear_attention"):
         EmbeddedEngine(folder, slots=2, max_context=64)
+
+
+def test_scheduling_is_the_same_as_with_the_own_decoder(tmp_path):
+    """Input log-probs, streaming, an update in mid-flight, sleep and wake."""
+    old, new = (save(tmp_path / str(seed), "gpt2", seed) for seed in (0, 1))
+    engine = EmbeddedEngine(old, slots=4, max_context=128)
+    prompt = [5, 60, 7, 80]
+
+    def log_probs(folder, ids):
+        with torch.no_grad():
+            logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0]
+        return logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+    async def scene():
+        params = {"max_new_tokens": 2, "ignore_eos": True, "temperature": 0}
+        asked = await engine.generate(
+            {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+        )
+        parts = [part async for part in engine.stream({"input_ids": prompt, "sampling_params": params})]
+        assert [p["output_ids"] for p in parts] == [asked["output_ids"][:1], asked["output_ids"]]
+        long = {"max_new_tokens": 100, "ignore_eos": True, "sampling_seed": 1}
+        task = asyncio.create_task(
+            engine.generate({"input_ids": [3, 4], "sampling_params": long, "return_logprob": True})
+        )
+        while engine.info()["generated_tokens"] < 8:
+            await asyncio.sleep(0.001)
+        await engine.update_weights(WeightUpdate(kind="disk", version=2, folder=new))
+        moved = await task
+        await engine.sleep()
+        assert engine.info()["weight_bytes"] == engine.info()["kv_cache_bytes"] == 0
+        await engine.wake()
+        await engine.update_weights(WeightUpdate(kind="disk", version=3, folder=old))
+        again = await engine.generate({"input_ids": prompt, "sampling_params": params})
+        assert again["output_ids"] == asked["output_ids"]
+        return asked["meta_info"], moved
+
+    asked, moved = asyncio.run(scene())
+    given = torch.tensor([p for p, _, _ in asked["input_token_logprobs"][1:]])
+    torch.testing.assert_close(given, log_probs(old, prompt), rtol=0, atol=1e-5)
+    spans = moved["meta_info"]["weight_versions"]
+    cut = spans[0]["end"]
+    assert [s["version"] for s in spans] == ["0", "2"] and 0 < cut < 100
+    given = torch.tensor([p for p, _, _ in moved["meta_info"]["output_token_logprobs"]])
+    ids = [3, 4, *moved["output_ids"]]
+    torch.testing.assert_close(given[cut:], log_probs(new, ids)[1 + cut :], rtol=0, atol=1e-5)
+    torch.testing.assert_close(given[:cut], log_probs(old, ids)[1 : 1 + cut], rtol=0, atol=1e-5)
+    asyncio.run(engine.close())
