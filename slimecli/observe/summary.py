@@ -14,7 +14,8 @@ def summarise(run: RunDir) -> dict[str, Any]:
     """The numbers of the last screen, as `slime run --json` prints them.
 
     Returns: {"run", "steps", "accuracy": {set: {kind: [before, after]}}, "reward": [first, last],
-    "response_length": [first, last], "stage_seconds": {...}, "phase_seconds": {...}, "export": path or ""}.
+    "response_length": [first, last], "failed_answers": n, "stage_seconds": {...}, "phase_seconds": {...},
+    "export": path or ""}.
     """
     records = read_run(run)
     return {
@@ -25,6 +26,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "response_length": first_last(records.series("rollout/response_length")),
         "stage_seconds": {s["stage"]: s["seconds"] for s in records.stages if s.get("seconds") is not None},
         "phase_seconds": records.phase_seconds(),
+        "failed_answers": int(sum(n for _, n in records.series("rollout/failed"))),
         "export": str(run.export_dir) if (run.export_dir / "config.json").is_file() else "",
     }
 
@@ -65,6 +67,11 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
         width = max(len(r[0]) for r in rows)
         lines += ["", f"{'':<{width}}  {'before':>8}  {'after':>8}"]
         lines += [f"{name:<{width}}  {before:>8}  {after:>8}" for name, before, after in rows]
+    if data["failed_answers"]:
+        lines += [
+            "",
+            f"{data['failed_answers']} answers failed and were not trained on: `failure` in the samples says why",
+        ]
     lines += _time_lines("time per stage", data["stage_seconds"])
     lines += _time_lines("time in the loop", data["phase_seconds"])
     if data["export"]:

@@ -59,13 +59,14 @@ class RolloutCollector:
         section = self._recipe.rollout
         accepted: list[tuple[Group, Group]] = []
         dropped: Counter[str] = Counter()
+        failed = 0
         for _ in range(section.max_filtered_rounds):
             missing = section.batch_size - len(accepted)
             wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
             prompts = self._source.take(wanted)
             pending = [[Sample.from_dict(s.to_dict()) for s in g] for g in prompts]
             groups = await asyncio.gather(*(self._one(step, g) for g in prompts))
-            self._check_failures(groups)
+            failed += self._check_failures(groups)
             for prompt, group in zip(pending, groups, strict=True):
                 reason = self._reject_reason(group)
                 if reason:
@@ -83,6 +84,7 @@ class RolloutCollector:
         self._source.give_back([prompt for prompt, _ in accepted[section.batch_size :]])
         batch = [group for _, group in accepted[: section.batch_size]]
         metrics = rollout_metrics(batch, self._recipe.reward.key or None)
+        metrics["rollout/failed"] = float(failed)  # those of groups that were dropped as well
         metrics |= {f"rollout/dropped/{reason}": float(n) for reason, n in sorted(dropped.items())}
         return Collection(groups=batch, metrics=metrics)
 
@@ -107,7 +109,8 @@ class RolloutCollector:
         keep, reason = (verdict, "") if isinstance(verdict, bool) else (verdict.keep, verdict.reason or "")
         return "" if keep else reason or "filter"
 
-    def _check_failures(self, groups: list[Group]) -> None:
+    def _check_failures(self, groups: list[Group]) -> int:
+        """How many answers failed; an error if the recipe does not tolerate so many."""
         samples = [s for g in groups for s in g]
         failed = sum(s.status is SampleStatus.FAILED for s in samples)
         allowed = self._recipe.rollout.max_failed_fraction
@@ -117,12 +120,12 @@ class RolloutCollector:
                 f"{failed} of {len(samples)} answers failed (allowed: {allowed:.0%}); the first: {failure(first)}",
                 "mend the cause; a higher rollout.max_failed_fraction tolerates more",
             )
+        return failed
 
 
 def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, float]:
     """Means over the finished samples of a batch."""
-    samples = [s for g in groups for s in g]
-    finished = [s for s in samples if s.status is not SampleStatus.FAILED]
+    finished = [s for g in groups for s in g if s.status is not SampleStatus.FAILED]
     rewards = [[s.get_reward_value(reward_key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
     flat = [r for rs in rewards for r in rs]
     n = len(finished)
@@ -132,7 +135,6 @@ def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, fl
         "rollout/response_length": sum(s.response_length for s in finished) / n,
         "rollout/truncated_fraction": sum(s.status is SampleStatus.TRUNCATED for s in finished) / n,
         "rollout/zero_variance_fraction": sum(len(set(rs)) <= 1 for rs in rewards) / len(groups),
-        "rollout/failed": float(len(samples) - n),
     }
 
 

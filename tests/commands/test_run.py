@@ -127,6 +127,20 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(tmp_path):
     assert "slime run --resume" in outcome.err
 
 
+def test_answers_that_failed_are_told_at_the_end(tmp_path):
+    body = "assert sample.index != 5, 'no score'\n    return float(sample.index % 4)"
+    extra = write_reward(tmp_path, body)
+    small = ("steps=1", "sft.steps=2", "data.count=60", *extra)
+    outcome = succeed(*RUN, "--run", "r", *sets(*small), folder=tmp_path)
+    assert "1 answers failed" in outcome.err
+    run = RunDir(tmp_path / "runs" / "r")
+    [sample] = [s for g in run.read_samples(1) for s in g if s.status.value == "failed"]
+    assert sample.index == 5 and "no score" in sample.metadata["failure"]
+    assert metrics(run.root)[-1]["rollout/failed"] == 1.0
+    told = slime("eval", "--run", "r", "--set", "rollout.max_failed_fraction=1", folder=tmp_path)
+    assert told.code == 6 and "answers failed and are not in the scores" in told.err
+
+
 def test_a_reward_that_hangs_meets_its_deadline(tmp_path):
     extra = write_reward(tmp_path, "import asyncio; await asyncio.sleep(600)")
     start = time.monotonic()

@@ -110,7 +110,7 @@ def test_one_failed_group_is_counted_and_replaced():
     collector, _, _ = setup(reward_fn=failing_reward(1), sets=("rollout.max_failed_fraction=0.5",))
     result = asyncio.run(collector.collect(1))
     assert [g[0].group_index for g in result.groups] == [0, 2, 3, 4]
-    assert result.metrics["rollout/dropped/failed"] == 1.0
+    assert result.metrics["rollout/dropped/failed"] == 1.0 and result.metrics["rollout/failed"] == 2.0
 
 
 def test_too_many_failures_are_an_error_with_the_first_cause():
