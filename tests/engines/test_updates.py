@@ -93,6 +93,21 @@ def test_pickles_are_not_opened(served):
         post(client, "/update_weights_from_tensor", serialized_named_tensors=["QUJD"], load_format="safetensors")
 
 
+def test_pickles_are_opened_where_the_engine_was_started_so(models):
+    """SGLang's own wire form: pickled (name, tensor) pairs, no load_format."""
+    tensors = load_file(models("llama", seed=1) / "model.safetensors")
+    own = EmbeddedEngine(models("llama"), slots=2, max_context=64)
+    url, stop = start_server_thread(own, allow_pickle=True)
+    client = HttpEngine(url, timeout_s=30)
+    post(client, "/begin_weight_update")
+    post(client, "/update_weights_from_tensor", **{**as_parts(tensors, "pickle"), "load_format": None})
+    with pytest.raises(EngineRefusedError, match="unknown load_format 'flattened_bucket'"):
+        post(client, "/update_weights_from_tensor", **as_parts(tensors, "flattened_bucket"))
+    assert post(client, "/end_weight_update")["fingerprint"] == fingerprint(tensors.items())
+    asyncio.run(client.close())
+    stop()
+
+
 def test_over_a_process_group(served, models):
     client, tensors, _ = served
     with socket.socket() as probe:
