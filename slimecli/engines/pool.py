@@ -15,8 +15,9 @@ from slimecli.types import WeightReceipt
 class EnginePool:
     """Routes requests; control calls go to every engine.
 
-    A list payload is cut into contiguous parts, one per engine. A single request goes to the engine with the fewest
-    answers in flight, or by `routing_key` (taken out of the payload) always to the same one.
+    A list of different prompts is cut into contiguous parts, one per engine. A single request, or a list that is one
+    prompt over and over (a group: its prompt is computed once where it stays together), goes to the engine with the
+    fewest answers in flight, or by `routing_key` (taken out of the payload) always to the same one.
     """
 
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:
@@ -34,7 +35,7 @@ class EnginePool:
         payload = dict(payload)
         key = payload.pop("routing_key", None)
         count = _length(payload)
-        if count is None or count == 1 or key is not None or len(self.engines) == 1:
+        if count is None or key is not None or len(self.engines) == 1 or _is_group(payload):
             index = self._pick(key)
             return await self._ask(index, payload, count or 1)
         parts = _cut(payload, count, self._shares(count))
@@ -116,6 +117,12 @@ def _length(payload: Mapping[str, Any]) -> int | None:
     if isinstance(ids, list) and ids and isinstance(ids[0], list):
         return len(ids)
     return len(text) if isinstance(text, list) else None
+
+
+def _is_group(payload: Mapping[str, Any]) -> bool:
+    """True for a list payload whose prompts are all the same."""
+    prompts = payload.get("input_ids") or payload.get("text") or []
+    return all(prompt == prompts[0] for prompt in prompts)
 
 
 def _cut(payload: Mapping[str, Any], count: int, shares: list[int]) -> list[tuple[int, dict[str, Any], int]]:
