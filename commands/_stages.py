@@ -120,13 +120,8 @@ def do_export(run: RunDir, recipe: Recipe) -> dict[str, Any]:
 
 def run_and_recipe(name: str, overrides: tuple[str, ...]) -> tuple[RunDir, Recipe]:
     """An existing run and its recipe with overrides for this command alone."""
-    from slimecli.recipe import apply_override, parse_override, validate_recipe
+    from slimecli.recipe import override_recipe
     from slimecli.rundir import open_run
 
     run = open_run(name)
-    if not overrides:
-        return run, run.recipe()
-    tree = run.recipe().model_dump(mode="json")
-    for text in overrides:
-        apply_override(tree, *parse_override(text))
-    return run, validate_recipe(tree, source="--set")
+    return run, override_recipe(run.recipe(), overrides)

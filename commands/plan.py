@@ -31,7 +31,7 @@ def plan(
     from slimecli.errors import RecipeError, UsageError
     from slimecli.plan import make_plan
     from slimecli.plan_checks import further_problems
-    from slimecli.recipe import apply_override, load_recipe, parse_override, validate_recipe
+    from slimecli.recipe import load_recipe, override_recipe
     from slimecli.rundir import open_run
 
     if run and (recipe or model):
@@ -45,10 +45,7 @@ def plan(
             raise RecipeError(error.problems + further_problems(error), error.source) from None
         return make_plan(loaded, measured=measured)
     target = open_run(run)
-    tree = target.recipe().model_dump(mode="json")
-    for text in overrides:
-        apply_override(tree, *parse_override(text))
-    return make_plan(validate_recipe(tree, source="--set"), run=target, measured=measured)
+    return make_plan(override_recipe(target.recipe(), overrides), run=target, measured=measured)
 
 
 def cli(

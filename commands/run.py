@@ -179,18 +179,17 @@ def open_or_create(
 ) -> tuple[RunDir, Recipe, str]:
     """(run, recipe to work with, why it differs from the stored one); all recipe errors are told at once."""
     from slimecli.plan import check_recipe
-    from slimecli.recipe import apply_override, load_recipe, parse_override, recipe_path, validate_recipe
+    from slimecli.recipe import load_recipe, override_recipe, recipe_path
     from slimecli.rundir import create_run, open_run
 
     if resume:
         if recipe_name or model:
             raise UsageError("--resume goes on with the run's own recipe", "change single values with --set")
+        if not name:
+            raise UsageError("which run?", "slime run --resume --run NAME; `slime runs` lists them")
         run = open_run(name)
         old = run.recipe()
-        tree = old.model_dump(mode="json")
-        for text in overrides:
-            apply_override(tree, *parse_override(text))
-        recipe = validate_recipe(tree, source="--set")
+        recipe = override_recipe(old, overrides)
         check_recipe(recipe, run)
         return run, recipe, " ".join(f"--set {o}" for o in overrides) if recipe != old else ""
     if not recipe_name and not model:
@@ -220,7 +219,7 @@ def cli(
     from slimecli.pipeline import PIPELINE
 
     overrides = tuple(set_ or ())
-    name = run or Path(recipe).stem or "run"
+    name = run or ("" if resume else Path(recipe).stem or "run")
     target, resolved, change = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
     stages = [s.name for s in PIPELINE.values() if s.wanted(resolved)]
     with Progress(target, resolved, stages) as progress:

@@ -169,6 +169,14 @@ def load_recipe(name: str = "", overrides: tuple[str, ...] = (), model: str = ""
     return validate_recipe(tree, source=name or "the defaults")
 
 
+def override_recipe(recipe: Recipe, overrides: tuple[str, ...]) -> Recipe:
+    """The recipe with `section.key=value` strings applied. Raises RecipeError with every problem at once."""
+    tree = recipe.model_dump(mode="json")
+    for text in overrides:
+        apply_override(tree, *parse_override(text))
+    return validate_recipe(tree, source="--set")
+
+
 def validate_recipe(tree: Mapping[str, Any], source: str = "recipe") -> Recipe:
     """A Recipe, or a RecipeError that lists every wrong key and value."""
     try:

@@ -40,7 +40,10 @@ class Stage:
 
 
 def fingerprint(stage: Stage, run: RunDir, recipe: Recipe) -> str:
-    """Hash of the declared inputs, of input files and of what the upstream stages were made from."""
+    """Hash of the declared inputs and of what the upstream stages were made from.
+
+    Of a file the name counts: the run holds its own copy of the data, and a file that changes later is not part of it.
+    """
     upstream = {name: _record(run, name).get("fingerprint", "") for name in stage.needs}
     text = json.dumps([stage.name, stage.inputs(recipe), upstream], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -45,7 +45,7 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
     manifest.unlink(missing_ok=True)
     tensors: list[dict[str, Any]] = []
     end, total, full = 0, 0, False
-    with buffer.open("r+b" if buffer.exists() else "w+b", buffering=0) as handle:
+    with _open_private(buffer) as handle:
         for name, tensor in pairs:
             start = -(-end // ALIGN) * ALIGN
             end, total = start + tensor.nbytes, total + tensor.nbytes
@@ -70,6 +70,11 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
         )
     files.write_text(manifest, json.dumps({"buffer": str(buffer), "version": version, "tensors": tensors}))
     return manifest, total
+
+
+def _open_private(path: Path) -> BinaryIO:
+    """Open or make a file that no other user can read, and that no link of theirs stands in for."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
 
 
 def _write_at(fd: int, offset: int, data: memoryview) -> bool:

@@ -70,6 +70,7 @@ def test_shared_memory_holds_what_the_manifest_says_and_is_used_again(model, tmp
     assert first == second
     manifest = json.loads(second.read_text())
     assert manifest["version"] == 2
+    assert Path(manifest["buffer"]).stat().st_mode & 0o077 == 0, "other users read along"
     data = Path(manifest["buffer"]).read_bytes()
     for entry, (name, tensor) in zip(manifest["tensors"], pairs(model), strict=True):
         raw = bytearray(data[entry["offset"] : entry["offset"] + entry["nbytes"]])
