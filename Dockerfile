@@ -1,6 +1,6 @@
 # CPU by default:     docker build -t slime .
 # with CUDA:          docker build -t slime --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
-# the quickstart:     docker run --rm --shm-size=2g -v "$PWD/runs:/work/runs" slime run --recipe quickstart
+# the quickstart:     docker run --rm --shm-size=2g -v "$PWD/runs:/slime/runs" slime run --recipe quickstart
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 
@@ -16,6 +16,6 @@ RUN pip install --no-cache-dir torch==2.13.0 --index-url ${TORCH_INDEX}
 COPY . /opt/src
 RUN pip install --no-cache-dir /opt/src
 
-WORKDIR /work
+WORKDIR /slime
 ENTRYPOINT ["slime"]
 CMD ["--help"]
