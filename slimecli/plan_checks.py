@@ -171,11 +171,13 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`model.name` is empty: name a model (`slime models`), or use --model DIR"
     if model.source == "init" and not (model.name or model.path):
         yield "`model.source` = 'init' needs a shape: `model.name`, or `model.path` with a config.json"
-    if model.path and not (Path(model.path).expanduser() / "config.json").is_file():
+    copied = run is not None and files.is_committed(run.model_dir)
+    lost = bool(model.path) and not copied and not (Path(model.path).expanduser() / "config.json").is_file()
+    if lost:
         yield f"`model.path` = {model.path!r}: there is no config.json"
     if model.tokenizer_vocab and model.source != "init":
         yield "`model.tokenizer_vocab` trains a new tokenizer, which only fits new weights (`model.source` = 'init')"
-    if model.name or model.path:
+    if model.name or (model.path and not lost):
         try:
             spec = model_spec(recipe, run)
         except SlimeError as error:

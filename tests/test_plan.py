@@ -221,3 +221,8 @@ def test_the_measurement_runs_in_a_child():
     speed = plan_machine.measure(hidden=64, rows=8)
     assert speed.train > 1e6
     assert speed.decode > 1e6
+
+
+def test_a_model_folder_that_is_not_there_is_one_problem(rows, tmp_path):
+    found = problems(rows, model={"source": "path", "path": str(tmp_path / "gone")})
+    assert len(found) == 1 and "config.json" in found[0]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +41,23 @@ CLUSTERS: dict[str, str] = {
 def open_cluster(backend: str, recipe: Recipe, run: RunDir) -> Cluster:
     """The cluster by name (recipe.cluster.backend, or `local` for single commands)."""
     module, _, attribute = CLUSTERS[backend].partition(":")
-    cluster: Cluster = getattr(importlib.import_module(module), attribute)(recipe, run)
+    with own_signals():
+        cluster: Cluster = getattr(importlib.import_module(module), attribute)(recipe, run)
     return cluster
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep our Ctrl-C and SIGTERM handlers: ray.init puts an exit of its own in their place, in mid-step and silent."""
+    if threading.current_thread() is not threading.main_thread():  # Python lets only this one set handlers
+        yield
+        return
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def sync_kind(recipe: Recipe, backend: str) -> SyncKind:

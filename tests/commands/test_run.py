@@ -96,6 +96,11 @@ def test_resume_of_nothing(tmp_path):
     assert outcome.code == 2 and "no run at" in outcome.err
 
 
+def test_resume_without_a_name(tmp_path):
+    outcome = slime("run", "--resume", folder=tmp_path)
+    assert outcome.code == 2 and "which run?" in outcome.err
+
+
 def test_train_without_samples_names_the_command(done):
     folder, _ = done
     outcome = slime("train", "--run", "r", folder=folder)
