@@ -8,8 +8,9 @@ CODE = """
 import os, sys, time
 import ray
 from slimecli import env
-from slimecli.cluster.ray_cluster import TrainerGroup, wait
+from slimecli.cluster.ray_cluster import TrainerGroup, _start_ray, wait
 from slimecli.errors import GateError, SlimeError
+from slimecli.recipe import load_recipe
 
 class Worker:
     def address(self): return "127.0.0.1", 1
@@ -28,6 +29,13 @@ def caught(act):
     except Exception as error:
         return error, time.monotonic() - start
     raise AssertionError("nothing was raised")
+
+def unreachable(**kwargs): raise ConnectionError("nobody there")
+
+real, ray.init = ray.init, unreachable
+error, _ = caught(lambda: _start_ray(load_recipe("", ("cluster.address='10.0.0.1:6379'",))))
+assert type(error) is SlimeError and "joined at '10.0.0.1:6379': nobody there" in error.what, error
+ray.init = real
 
 env.quiet_ray()
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
