@@ -116,9 +116,12 @@ def open_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     if not folder.is_dir():
         raise DataError(f"no model folder {folder}", "give a local HF folder with --model DIR")
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} has no usable tokenizer: {error}", "it needs tokenizer.json") from error
+    if not tokenizer.encode("a"):  # transformers makes an empty one of the family where the files are missing
+        raise DataError(f"{folder} has no usable tokenizer: no text has tokens", "it needs tokenizer.json")
+    return tokenizer
 
 
 def show_rows(folder: Path, recipe: Recipe, count: int, tokenizer: Any) -> list[dict[str, Any]]:

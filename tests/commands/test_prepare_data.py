@@ -104,3 +104,13 @@ def test_a_run_keeps_its_recipe(runs_root, capsys, words):
     assert slime("--recipe", "quickstart", "--run", "q", *SMALL) == 0
     assert slime(*words) == 2
     assert "has its recipe already" in capsys.readouterr().err
+
+
+def test_a_model_folder_without_tokenizer_is_named(tmp_path, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 300}))
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"prompt": "What is 1 + 1?", "label": "2"}) + "\n")
+    code = slime("--input", path, "--out", tmp_path / "out", "--model", bare)
+    assert code == 4 and "no usable tokenizer" in capsys.readouterr().err
