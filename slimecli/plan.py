@@ -107,7 +107,7 @@ def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | Non
     already = sum(p.stat().st_size for p in run.root.rglob("*") if p.is_file()) if run is not None else 0
     if disk - already > machine.disk_free_bytes:
         problems.append(
-            f"the run needs about {disk / 1e9:.1f} GB of disk, {machine.disk_free_bytes / 1e9:.1f} GB are free; lower "
+            f"the run needs about {disk / 1e9:.3g} GB of disk, {machine.disk_free_bytes / 1e9:.3g} GB are free; lower "
             "checkpoint.keep, or move the runs with SLIME_RUNS"
         )
     if not machine.gpus and memory > machine.memory_bytes:

@@ -160,7 +160,7 @@ def test_what_the_machine_cannot_hold_is_a_problem(rows, monkeypatch):
     small = dataclasses.replace(MACHINE, memory_bytes=10**9, disk_free_bytes=10**9)
     monkeypatch.setattr("slimecli.plan.this_machine", lambda folder: small)
     found = problems(rows)
-    assert any("of disk, 1.0 GB are free" in p for p in found)
+    assert any("of disk, 1 GB are free" in p for p in found)
     assert any("of memory, 1.0 GB are free" in p for p in found)
     assert machine_problems(small, 10**8, 10**8, None) == []
 
@@ -226,3 +226,8 @@ def test_the_measurement_runs_in_a_child():
 def test_a_model_folder_that_is_not_there_is_one_problem(rows, tmp_path):
     found = problems(rows, model={"source": "path", "path": str(tmp_path / "gone")})
     assert len(found) == 1 and "config.json" in found[0]
+
+
+def test_a_small_disk_is_told_in_numbers_that_differ_from_zero():
+    found = machine_problems(dataclasses.replace(MACHINE, disk_free_bytes=10**6), 0, 2 * 10**6, None)
+    assert "0.002 GB of disk, 0.001 GB are free" in found[0]
