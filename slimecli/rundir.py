@@ -248,7 +248,9 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Be the one writer of this run; released by the kernel even after kill -9."""
         path = self.root / ".lock"
-        with path.open("a+", encoding="utf-8") as handle:
+        with files.explain_disk_errors(path):
+            opened = path.open("a+", encoding="utf-8")
+        with opened as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,14 +1,16 @@
+import errno
 import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from slimecli import files
 from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
 from slimecli.recipe import validate_recipe
-from slimecli.rundir import create_run, decode_samples, encode_samples, list_runs, open_run
+from slimecli.rundir import RunDir, create_run, decode_samples, encode_samples, list_runs, open_run
 from slimecli.types import Sample, SampleStatus
 
 RECIPE = validate_recipe({"title": "t", "steps": 3})
@@ -150,3 +152,12 @@ def test_status_of_a_finished_sample_survives(run):
     sample = Sample(tokens=[1, 2], response_length=1, reward=0.0, status=SampleStatus.TRUNCATED)
     run.write_samples(1, [[sample]])
     assert run.read_samples(1)[0][0].status is SampleStatus.TRUNCATED
+
+
+def test_a_run_that_cannot_be_written_is_no_bug(tmp_path, monkeypatch):
+    def read_only(self, *args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(SlimeError, match="no permission to write"), RunDir(tmp_path).lock():
+        pass
