@@ -127,7 +127,7 @@ class Sample:
     def _stated(self) -> dict[str, Any]:
         """Fields that are not empty; values are shared with the sample."""
         values = {name: getattr(self, name) for name in _FIELDS}
-        out = {k: v for k, v in values.items() if v is not None and v != [] and v != {} and v != ""}
+        out = {k: v for k, v in values.items() if v or (v is not None and not isinstance(v, (list, dict, str)))}
         out["status"] = self.status.value
         return out
 

@@ -60,7 +60,7 @@ def load_scorer(name: str) -> Scorer:
     return lambda response, label, metadata: function(extract_boxed(response) or "", label, metadata)
 
 
-def load_reward(section: RewardSection) -> RewardHook:
+def load_reward(section: RewardSection) -> Reward:
     """The reward function of a recipe: async (args, sample, **kw) -> float or named floats.
 
     With `section.group` it takes a list of samples and returns as many scores. Loading checks the name and signature;
@@ -72,16 +72,59 @@ def load_reward(section: RewardSection) -> RewardHook:
     else:
         load_scorer(section.type)
         hook, name = _builtin(section), section.type
-    gate = _Gate()
+    return Reward(hook, name, section.timeout_s, own=bool(section.path))
 
-    async def reward(args: Any, subject: Any, **kwargs: Any) -> Any:
-        async with gate.here():
-            result = await _call(hook, name, section.timeout_s, args, subject, kwargs)
+
+class Reward:
+    """A loaded reward function: called with a sample, or with a group where it scores groups."""
+
+    def __init__(self, hook: RewardHook, name: str, timeout_s: float, *, own: bool) -> None:
+        self._hook = hook
+        self._name = name
+        self._timeout_s = timeout_s
+        self._own = own
+        self._gate = _Gate()
+
+    async def __call__(self, args: Any, subject: Any, **kwargs: Any) -> Any:
+        """The score, or with a list the scores."""
+        async with self._gate.here():
+            result = await _call(self._hook, self._name, self._timeout_s, args, subject, kwargs)
         if isinstance(subject, list):
-            return _check_group(result, subject, name)
-        return _check_score(result, subject, name)
+            return _check_group(result, subject, self._name)
+        return _check_score(result, subject, self._name)
 
-    return reward
+    async def each(self, args: Any, samples: list[Sample]) -> list[Any]:
+        """A score, or the SlimeError instead of it, per sample.
+
+        The built-in scorers are quick and share one thread for all samples, and one deadline; own functions run, fail
+        and time out one by one.
+        """
+        if self._own:
+            return list(await asyncio.gather(*(self._outcome(args, s) for s in samples)))
+
+        def work() -> list[Any]:
+            return [self._outcome_here(args, s) for s in samples]
+
+        try:
+            async with self._gate.here(), asyncio.timeout(self._timeout_s):
+                return list(await _in_thread(work))
+        except TimeoutError:
+            late = _too_late(self._name, self._timeout_s, samples)
+            return [late for _ in samples]
+
+    async def _outcome(self, args: Any, sample: Sample) -> Any:
+        try:
+            return await self(args, sample)
+        except SlimeError as error:
+            return error
+
+    def _outcome_here(self, args: Any, sample: Sample) -> Any:
+        try:
+            return _check_score(self._hook(args, sample), sample, self._name)
+        except SlimeError as error:
+            return _told(error, self._name, sample)
+        except Exception as error:  # data may break a scorer in any way; it goes on as a SlimeError with its cause
+            return _wrap(error, self._name, sample)
 
 
 def _builtin(section: RewardSection) -> RewardHook:
@@ -104,15 +147,23 @@ async def _call(hook: RewardHook, name: str, timeout_s: float, args: Any, subjec
     except TimeoutError as error:
         if not deadline.expired():
             raise _wrap(error, name, subject) from error
-        raise RewardTimeout(
-            f"reward {name} took longer than {timeout_s:g} s for {_who(subject)}",
-            "make it faster, or raise reward.timeout_s",
-        ) from None
+        raise _too_late(name, timeout_s, subject) from None
     except SlimeError as error:
-        kind = DataError if isinstance(error, DataError) else SlimeError
-        raise kind(f"reward {name} for {_who(subject)}: {error.what}", error.fix) from error
+        raise _told(error, name, subject) from error
     except Exception as error:  # a user's function may raise anything; it goes on as a SlimeError with its cause
         raise _wrap(error, name, subject) from error
+
+
+def _too_late(name: str, timeout_s: float, subject: Any) -> RewardTimeout:
+    return RewardTimeout(
+        f"reward {name} took longer than {timeout_s:g} s for {_who(subject)}",
+        "make it faster, or raise reward.timeout_s",
+    )
+
+
+def _told(error: SlimeError, name: str, subject: Any) -> SlimeError:
+    kind = DataError if isinstance(error, DataError) else SlimeError
+    return kind(f"reward {name} for {_who(subject)}: {error.what}", error.fix)
 
 
 def _wrap(error: Exception, name: str, subject: Any) -> SlimeError:

@@ -87,31 +87,34 @@ class Generator:
         if self.group_reward and todo:
             await self._score_together(todo)
             return
-        scores = await asyncio.gather(*(self._ask_reward(s, [s]) for s in todo))
+        each = getattr(self.reward, "each", None)
+        if each is not None:
+            scores = await each(self.args, todo)
+        else:
+            scores = await asyncio.gather(*(self._ask_one(s) for s in todo))
         for sample, score in zip(todo, scores, strict=True):
-            if score is not None:
+            if isinstance(score, SlimeError):
+                self._mark_failed(sample, "reward", score)
+            else:
                 sample.reward = score
 
     async def _score_together(self, todo: list[Sample]) -> None:
-        scores = await self._ask_reward(todo, todo)
-        if scores is None:
-            return
-        if len(scores) != len(todo):
-            error = SlimeError(f"the group reward gave {len(scores)} scores for {len(todo)} samples")
-            for sample in todo:
-                self._mark_failed(sample, "reward", error)
-            return
-        for sample, score in zip(todo, scores, strict=True):
-            sample.reward = score
+        scores = await self._ask_one(todo)
+        if not isinstance(scores, SlimeError) and len(scores) != len(todo):
+            scores = SlimeError(f"the group reward gave {len(scores)} scores for {len(todo)} samples")
+        for i, sample in enumerate(todo):
+            if isinstance(scores, SlimeError):
+                self._mark_failed(sample, "reward", scores)
+            else:
+                sample.reward = scores[i]
 
-    async def _ask_reward(self, subject: Any, owners: list[Sample]) -> Any:
+    async def _ask_one(self, subject: Any) -> Any:
+        """The score (or scores), or the SlimeError instead of it."""
         try:
             result = self.reward(self.args, subject)
             return await result if inspect.isawaitable(result) else result
         except SlimeError as error:
-            for sample in owners:
-                self._mark_failed(sample, "reward", error)
-            return None
+            return error
 
     def _mark_failed(self, sample: Sample, where: str, error: BaseException) -> None:
         sample.status = SampleStatus.FAILED

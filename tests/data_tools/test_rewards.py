@@ -232,3 +232,30 @@ def test_signature_is_checked_at_load(own):
 def test_registry_points_at_functions():
     for name in REWARDS:
         assert callable(load_reward(RewardSection(type=name)))
+
+
+def test_each_keeps_failures_apart():
+    reward = load_reward(RewardSection(type="regex"))
+    good = Sample(index=1, response="7", label="7")
+    broken = Sample(index=2, response="7", label="(")
+    scores = asyncio.run(reward.each(None, [good, broken, good]))
+    assert scores[0] == scores[2] == asyncio.run(reward(None, good))
+    assert isinstance(scores[1], SlimeError) and "sample 2" in scores[1].what
+
+
+def test_each_of_an_own_function_fails_one_by_one(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def score(args, sample):\n    return 1.0 / sample.index\n")
+    reward = load_reward(RewardSection(path=f"{path}:score"))
+    scores = asyncio.run(reward.each(None, [Sample(index=0), Sample(index=2)]))
+    assert isinstance(scores[0], SlimeError) and "ZeroDivisionError" in scores[0].what
+    assert scores[1] == 0.5
+
+
+def test_each_meets_its_deadline(monkeypatch):
+    import slimecli.data_tools.rewards as rewards
+
+    monkeypatch.setattr(rewards, "load_scorer", lambda name: lambda response, label, metadata: time.sleep(0.5))
+    reward = load_reward(RewardSection(type="exact", timeout_s=0.05))
+    scores = asyncio.run(reward.each(None, [Sample(index=0), Sample(index=1)]))
+    assert all(isinstance(s, RewardTimeout) for s in scores)
