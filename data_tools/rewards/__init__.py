@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import os
 import queue
 import threading
 import weakref
@@ -217,6 +218,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 _Inbox = queue.SimpleQueue[Callable[[], Callable[[], None]]]
 _idle_threads: list[_Inbox] = []
 """inboxes of the threads that wait for work"""
+os.register_at_fork(after_in_child=_idle_threads.clear)  # a forked child has the list, not the threads
 
 
 def _serve(inbox: _Inbox) -> None:

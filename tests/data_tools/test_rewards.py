@@ -1,10 +1,12 @@
 import asyncio
+import multiprocessing
+import os
 import threading
 import time
 
 import pytest
 
-from slimecli.data_tools.rewards import REWARDS, RewardTimeout, load_reward
+from slimecli.data_tools.rewards import REWARDS, RewardTimeout, _idle_threads, load_reward
 from slimecli.data_tools.rewards.extract import extract_boxed, last_number
 from slimecli.data_tools.rewards.mathematics import equal
 from slimecli.data_tools.sources import open_source
@@ -259,3 +261,13 @@ def test_each_meets_its_deadline(monkeypatch):
     reward = load_reward(RewardSection(type="exact", timeout_s=0.05))
     scores = asyncio.run(reward.each(None, [Sample(index=0), Sample(index=1)]))
     assert all(isinstance(s, RewardTimeout) for s in scores)
+
+
+def test_a_forked_child_starts_threads_of_its_own():
+    assert score("81", "81") == 1.0
+    assert _idle_threads, "the thread of the call above waits for work"
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=lambda: os._exit(0 if score("81", "81", timeout_s=5) == 1.0 else 1))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
