@@ -15,7 +15,6 @@ SetOpt = Annotated[
 ]
 JsonOpt = Annotated[bool, typer.Option("--json", help="machine-readable result on stdout")]
 OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="PATH", help="where the result goes")]
-ForceOpt = Annotated[bool, typer.Option("--force", help="do it again even if nothing it depends on has changed")]
 
 
 def epilog(examples: list[str]) -> str:
