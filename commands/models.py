@@ -103,7 +103,7 @@ def describe(spec: ModelSpec) -> list[dict[str, Any]]:
         ("heads / kv heads / head dim", f"{spec.heads} / {spec.kv_heads} / {spec.head_dim}"),
         ("vocabulary", spec.vocab),
         ("output layer", "the embedding (tied)" if spec.tied else "its own"),
-        ("q, k norm / qkv bias", f"{_yes(spec.family.qk_norm)} / {_yes(spec.family.qkv_bias)}"),
+        ("q, k norm / qkv bias", f"{spec.qk_norm or 'no'} / {_yes(spec.qkv_bias)}"),
         ("rotary base", f"{spec.rope_theta:g}"),
         ("rotary scaling", f"{scaling.rope_type}, factor {scaling.factor:g}" if scaling else "none"),
         ("norm epsilon", f"{spec.eps:g}"),

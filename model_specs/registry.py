@@ -40,7 +40,7 @@ def _files() -> tuple[dict[str, Family], dict[str, ModelSpec]]:
                 name=name,
                 family=family,
                 rope_scaling=RopeScaling(**scaling) if scaling else None,
-                **{**data.get("defaults", {}), **numbers},
+                **{**family.traits, **data.get("defaults", {}), **numbers},
             )
     return known, specs
 
@@ -106,6 +106,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
         tied=bool(config.get("tie_word_embeddings", False)),
         max_positions=int(config.get("max_position_embeddings", 0)),
         source="config.json",
+        **family.traits,
     )
 
 

@@ -19,24 +19,121 @@ class Family:
     """HF class name"""
     layout: str
     """which weight map serves it, see slimecli.weights.maps"""
-    qk_norm: bool = False
-    """RMSNorm over each head's queries and keys"""
-    qkv_bias: bool = False
-    """bias on the q, k and v projections"""
-    fixed: Mapping[str, Any] = field(hash=False)
+    nested: str = ""
+    """key of config.json under which the language model's numbers lie (`text_config`); empty: at the top"""
+    traits: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """ModelSpec fields that no config field of this family states, and their one value"""
+    keys: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """ModelSpec field -> config.json field, where the family uses another name than most (see config.py)"""
+    fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """config.json fields that have one value in the whole family; any other value is a model of another kind"""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moe:
+    """Mixture of experts in place of the dense MLP."""
+
+    experts: int
+    """routed experts per layer"""
+    top_k: int
+    """routed experts that a token passes through"""
+    ffn: int
+    """rows of gate_proj and up_proj of one routed expert"""
+    shared_ffn: int = 0
+    """rows of gate_proj and up_proj of all shared experts together; 0: none"""
+    shared_gate: bool = False
+    """the shared expert's output is scaled by sigmoid of a projection of its input"""
+    dense_layers: int = 0
+    """leading layers with a dense MLP of ModelSpec.ffn rows instead"""
+    score: str = "softmax"
+    """router function: `softmax` or `sigmoid`"""
+    normalize: bool = True
+    """weights of the chosen experts are divided by their sum"""
+    scale: float = 1.0
+    """factor on the weights of the chosen routed experts"""
+    groups: int = 1
+    """groups the experts are divided into for group-limited routing"""
+    top_groups: int = 1
+    """groups that a token may choose experts from"""
+    bias: bool = False
+    """a correction bias per expert (float32) takes part in the choice, not in the weights"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    q_rank: int
+    """rank of the query compression; 0: queries are projected directly"""
+    kv_rank: int
+    """rank of the joint key-value compression, which is what the cache holds"""
+    nope_dim: int
+    """dimensions per head of query and key without rotary embedding"""
+    rope_dim: int
+    """dimensions per head of query and (shared) key with rotary embedding"""
+    v_dim: int
+    """dimensions per head of the values"""
+
+    @property
+    def qk_dim(self) -> int:
+        """Dimensions per head of queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """Lightning indexer of DeepSeek sparse attention: it chooses the keys that a query attends to."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+    """keys chosen per query"""
+    every: int = 1
+    """beyond the first `offset` layers, one in so many computes indices; the others reuse those of the last that did"""
+    offset: int = 1
+
+    def computes(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) has indexer weights."""
+        return max(layer - self.offset + 1, 0) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """Gated DeltaNet layers (arXiv 2412.06464) between full-attention layers."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    """dimensions per key head"""
+    value_dim: int
+    """dimensions per value head"""
+    conv: int
+    """kernel size of the causal convolution (tokens)"""
+    full_every: int = 4
+    """layer i (from 0) is full attention if i + 1 is a multiple of this, gated delta otherwise"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Frequency scaling of long-context rotary embeddings (`llama3` type)."""
+    """Frequency scaling of long-context rotary embeddings."""
 
     rope_type: str
+    """`llama3` or `yarn`"""
     factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
     original_max_positions: int = 8192
     """positions the model was trained on before scaling (tokens)"""
+    low_freq_factor: float = 1.0
+    """llama3 only"""
+    high_freq_factor: float = 4.0
+    """llama3 only"""
+    beta_fast: float = 32.0
+    """yarn only: rotations above which a dimension is not interpolated"""
+    beta_slow: float = 1.0
+    """yarn only: rotations below which a dimension is interpolated fully"""
+    mscale: float = 0.0
+    """yarn only: attention temperature; 0: yarn's own 0.1 ln(factor) + 1"""
+    mscale_all_dim: float = 0.0
+    """yarn only: as mscale, for the softmax scale of latent attention"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +152,31 @@ class ModelSpec:
     kv_heads: int
     """key and value heads; heads / kv_heads queries share one"""
     head_dim: int
+    """dimensions per head; with latent attention that of the rotary part, as HF has it"""
     vocab: int
     """rows of the embedding as stored; the tokenizer may use fewer"""
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    rotary: float = 1.0
+    """part of head_dim that is rotated"""
+    interleaved: bool = False
+    """rotary pairs are neighbours (0, 1), (2, 3)... instead of halves"""
+    qkv_bias: bool = False
+    """bias on the q, k and v projections"""
+    qk_norm: str = ""
+    """RMSNorm on queries and keys: `head` per head, `full` over all heads together, empty: none"""
+    gated: bool = False
+    """attention output is multiplied by a sigmoid gate that q_proj also computes"""
+    sandwich: bool = False
+    """also a norm after attention and after the MLP, before each is added to the residual"""
+    unit_norms: bool = False
+    """RMSNorm weights are stored less one"""
+    moe: Moe | None = None
+    mla: Mla | None = None
+    indexer: Indexer | None = None
+    linear: GatedDelta | None = None
+    mtp: int = 0
+    """multi-token-prediction layers stored after the decoder"""
     eps: float
     """added to the mean square in RMSNorm"""
     tied: bool
@@ -86,8 +204,8 @@ class ModelSpec:
         """Parameters of one decoder layer."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q + 2 * kv)
-        bias = q + 2 * kv if self.family.qkv_bias else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.family.qk_norm else 0)
+        bias = q + 2 * kv if self.qkv_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         return attention + bias + norms + 3 * self.hidden * self.ffn
 
     @property
@@ -173,8 +291,6 @@ class ModelSpec:
         skipped = {"name", "max_positions", "repo", "revision", "source", "note", "family"}
         pairs: list[tuple[str, Any, Any]] = [
             ("model_type", self.family.model_type, other.family.model_type),
-            ("qk_norm", self.family.qk_norm, other.family.qk_norm),
-            ("qkv_bias", self.family.qkv_bias, other.family.qkv_bias),
         ]
         pairs += [
             (f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in skipped
@@ -202,9 +318,9 @@ class ModelSpec:
             "swiglu": True,
             "disable-bias-linear": True,
         }
-        if self.family.qkv_bias:
+        if self.qkv_bias:
             args["add-qkv-bias"] = True
-        if self.family.qk_norm:
+        if self.qk_norm:
             args["qk-layernorm"] = True
         if not self.tied:
             args["untie-embeddings-and-output-weights"] = True
@@ -229,4 +345,4 @@ class ModelSpec:
 def _show(value: Any) -> str:
     if isinstance(value, RopeScaling):
         return f"{value.rope_type} x{value.factor:g} ({asdict(value)})"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else "none"

@@ -73,7 +73,7 @@ def test_check_names_every_differing_field_at_once():
 def test_check_sees_family_and_scaling():
     qwen, llama = get_spec("qwen3-0.6b"), get_spec("llama3.1-8b")
     found = qwen.check({**qwen.to_config(), "model_type": "qwen2"})
-    assert "qk_norm: spec True, config False" in found and "qkv_bias: spec False, config True" in found
+    assert "qk_norm: spec head, config none" in found and "qkv_bias: spec False, config True" in found
     assert any("rope_scaling" in line for line in llama.check({**llama.to_config(), "rope_scaling": None}))
     assert "sliding" in qwen.check({**qwen.to_config(), "use_sliding_window": True})[0]
 

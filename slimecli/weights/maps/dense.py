@@ -21,7 +21,7 @@ _STATEFUL_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
 
 def extra_state(spec: ModelSpec) -> list[str]:
     """Linear layers demand theirs; attention and norms have one with Transformer Engine; extra ones are ignored."""
-    modules = _STATEFUL + (_STATEFUL_NORMS if spec.family.qk_norm else ())
+    modules = _STATEFUL + (_STATEFUL_NORMS if spec.qk_norm else ())
     return [f"decoder.layers.{i}.{m}" for i in range(spec.layers) for m in modules] + ["decoder.final_layernorm"]
 
 
@@ -49,13 +49,13 @@ def _layer(spec: ModelSpec, hf: str, mcore: str) -> list[Rule]:
     norm = (hidden,)
     out = [whole(f"{hf}input_layernorm.weight", f"{core}linear_qkv.layer_norm_weight", norm)]
     kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (hidden,))]
-    if spec.family.qkv_bias:
+    if spec.qkv_bias:
         kinds.append(("bias", ()))
     for kind, tail in kinds:
         names = (f"{attn}q_proj.{kind}", f"{attn}k_proj.{kind}", f"{attn}v_proj.{kind}")
         key = f"{core}linear_qkv.{kind}"
         out.append(fused_qkv(names, key, kv_heads=spec.kv_heads, group=spec.group, head_dim=spec.head_dim, tail=tail))
-    if spec.family.qk_norm:
+    if spec.qk_norm:
         out += [whole(f"{attn}{x}_norm.weight", f"{core}{x}_layernorm.weight", (spec.head_dim,)) for x in ("q", "k")]
     out.append(whole(f"{attn}o_proj.weight", f"{core}linear_proj.weight", (hidden, heads)))
     out.append(whole(f"{hf}post_attention_layernorm.weight", f"{fc1}layer_norm_weight", norm))
