@@ -17,7 +17,7 @@ from slimecli.model_specs import ModelSpec, from_config
 from slimecli.weights.check import check_folder, spec_of
 from slimecli.weights.fingerprint import tensor_hash
 from slimecli.weights.hf import HfFolder, copy_companions, save_hf_folder
-from slimecli.weights.maps import layout_of, rules_of
+from slimecli.weights.maps import objects_of, rules_of
 from slimecli.weights.maps.rule import Rule
 from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistWriter
 
@@ -103,8 +103,8 @@ def hf_to_torch_dist(
             for rule in rules:
                 chunk = rule.merge([_take(source, name, dtype, ledger) for name in rule.hf])
                 writer.add(rule.key, chunk, rule.full, rule.offset)
-            for module in layout_of(spec).extra_state(spec):
-                writer.add_empty_state(module)
+            for key in objects_of(spec):
+                writer.add_empty_object(key)
             writer.finish(_common_args(spec, vocab_multiple))
         finally:
             writer.abandon()

@@ -66,9 +66,8 @@ class TorchDistWriter:
         entry = self._entries.setdefault(key, dcp.TensorStorageMetadata(properties, torch.Size(full), []))
         entry.chunks.append(dcp.ChunkStorageMetadata(torch.Size(offset), chunk.shape))
 
-    def add_empty_state(self, module: str) -> None:
+    def add_empty_object(self, key: str) -> None:
         """The `_extra_state` of a module that has none; Megatron expects a list with None."""
-        key = f"{module}._extra_state/shard_0_1"
         self._append(dcp.MetadataIndex(key), [None])
         self._entries[key] = dcp.BytesStorageMetadata()
 

@@ -7,7 +7,7 @@ metadata every Megatron loads that form, whatever layer pattern it was built wit
 from __future__ import annotations
 
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.maps.rule import Layout, Rule, fused_qkv, padded_rows, stacked_rows, whole
+from slimecli.weights.maps.rule import Rule, fused_qkv, padded_rows, stacked_rows, whole
 
 _STATEFUL = (
     "self_attention.linear_qkv",
@@ -19,10 +19,11 @@ _STATEFUL = (
 _STATEFUL_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
 
 
-def extra_state(spec: ModelSpec) -> list[str]:
+def objects(spec: ModelSpec) -> list[str]:
     """Linear layers demand theirs; attention and norms have one with Transformer Engine; extra ones are ignored."""
-    modules = _STATEFUL + (_STATEFUL_NORMS if spec.qk_norm else ())
-    return [f"decoder.layers.{i}.{m}" for i in range(spec.layers) for m in modules] + ["decoder.final_layernorm"]
+    names = _STATEFUL + (_STATEFUL_NORMS if spec.qk_norm else ())
+    modules = [f"decoder.layers.{i}.{m}" for i in range(spec.layers) for m in names] + ["decoder.final_layernorm"]
+    return [f"{m}._extra_state/shard_0_1" for m in modules]
 
 
 def rules(spec: ModelSpec, padded_vocab: int = 0) -> list[Rule]:
@@ -64,5 +65,3 @@ def _layer(spec: ModelSpec, hf: str, mcore: str) -> list[Rule]:
     out.append(whole(f"{mlp}down_proj.weight", f"{mcore}mlp.linear_fc2.weight", (hidden, spec.ffn)))
     return out
 
-
-LAYOUT = Layout(rules, extra_state)

@@ -7,19 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slimecli.model_specs import ModelSpec
-
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How models of one layout are stored by Megatron."""
-
-    rules: Callable[[ModelSpec, int], list[Rule]]
-    """(spec, rows of Megatron's embedding or 0) -> every rule in layer order"""
-    extra_state: Callable[[ModelSpec], list[str]]
-    """modules whose empty `_extra_state` object Megatron wants"""
 
 
 def _same(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -30,7 +18,7 @@ def _same_back(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """HF tensors <-> one chunk of one Megatron tensor. Several rules may fill parts of the same Megatron tensor."""
 
@@ -48,6 +36,8 @@ class Rule:
     """HF tensors -> chunk"""
     split: Callable[[torch.Tensor], list[torch.Tensor]] = _same_back
     """chunk -> HF tensors; exact inverse of merge"""
+    keep_dtype: bool = False
+    """a cast of the model leaves these as they are: float32 by design in a bfloat16 model"""
 
 
 def whole(hf_name: str, key: str, shape: Shape) -> Rule:
