@@ -64,4 +64,3 @@ def _layer(spec: ModelSpec, hf: str, mcore: str) -> list[Rule]:
     out += stacked_rows(gate_up, f"{fc1}weight", (spec.ffn, hidden))
     out.append(whole(f"{mlp}down_proj.weight", f"{mcore}mlp.linear_fc2.weight", (hidden, spec.ffn)))
     return out
-
