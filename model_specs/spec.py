@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
@@ -246,56 +246,19 @@ class ModelSpec:
 
     def to_config(self, dtype: str = "bfloat16") -> dict[str, Any]:
         """config.json as transformers and SGLang read it."""
-        scaling = self.rope_scaling
-        config: dict[str, Any] = {
-            **self.family.fixed,
-            "architectures": [self.family.architecture],
-            "model_type": self.family.model_type,
-            "num_hidden_layers": self.layers,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.ffn,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "vocab_size": self.vocab,
-            "rope_theta": self.rope_theta,
-            "rms_norm_eps": self.eps,
-            "tie_word_embeddings": self.tied,
-            "max_position_embeddings": self.max_positions,
-            "torch_dtype": dtype,
-            "use_cache": True,
-            "rope_scaling": None,
-        }
-        if scaling is not None:
-            config["rope_scaling"] = {
-                "rope_type": scaling.rope_type,
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_positions,
-            }
-        return config
+        from slimecli.model_specs import config
+
+        return config.to_config(self, dtype)
 
     def check(self, config: Mapping[str, Any]) -> list[str]:
         """Every field in which an HF config differs from this spec, as `field: spec 8, config 4`.
 
         The context length is left out: the same weights are published with several.
         """
-        from slimecli.errors import SlimeError
-        from slimecli.model_specs.registry import from_config
+        from slimecli.model_specs.config import differences
+        from slimecli.model_specs.registry import families
 
-        try:
-            other = from_config(config)
-        except SlimeError as error:
-            return [error.what]
-        skipped = {"name", "max_positions", "repo", "revision", "source", "note", "family"}
-        pairs: list[tuple[str, Any, Any]] = [
-            ("model_type", self.family.model_type, other.family.model_type),
-        ]
-        pairs += [
-            (f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in skipped
-        ]
-        return [f"{name}: spec {_show(mine)}, config {_show(theirs)}" for name, mine, theirs in pairs if mine != theirs]
+        return differences(self, config, families())
 
     def megatron_args(self) -> dict[str, Any]:
         """Megatron-LM arguments by flag name without dashes; True marks a flag without a value."""
@@ -340,9 +303,3 @@ class ModelSpec:
             "flops_per_token": self.flops_per_token(0),
             "megatron_args": self.megatron_args(),
         }
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, RopeScaling):
-        return f"{value.rope_type} x{value.factor:g} ({asdict(value)})"
-    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else "none"
