@@ -103,7 +103,7 @@ def hf_to_torch_dist(
             for rule in rules:
                 chunk = rule.merge([_take(source, name, dtype, ledger) for name in rule.hf])
                 writer.add(rule.key, chunk, rule.full, rule.offset)
-            for key in objects_of(spec):
+            for key in objects_of(rules):
                 writer.add_empty_object(key)
             writer.finish(_common_args(spec, vocab_multiple))
         finally:

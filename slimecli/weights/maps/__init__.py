@@ -1,27 +1,15 @@
-"""HF <-> Megatron weight maps: one file per layout, chosen by the family's `layout`."""
+"""HF <-> Megatron weight maps: names per layout (layouts.py), structure from the spec (decoder.py and its parts)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
 
 from slimecli.errors import DataError
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.maps.rule import Rule
-
-Shape = tuple[int, ...]
-
-LAYOUTS: dict[str, str] = {
-    "dense": "slimecli.weights.maps.dense",
-}
-"""Family.layout -> the module with its `rules` and `objects`"""
-
-
-def _layout(spec: ModelSpec) -> Any:
-    if spec.family.layout not in LAYOUTS:
-        raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
-    return import_module(LAYOUTS[spec.family.layout])
+from slimecli.weights.maps.decoder import model_rules
+from slimecli.weights.maps.layouts import LAYOUTS, Names
+from slimecli.weights.maps.rule import Rule, Shape, whole
 
 
 def rules_of(spec: ModelSpec, padded_vocab: int = 0, stored: Mapping[str, Shape] | None = None) -> list[Rule]:
@@ -33,17 +21,61 @@ def rules_of(spec: ModelSpec, padded_vocab: int = 0, stored: Mapping[str, Shape]
             whether the prediction layers (MTP) are there at all, whether experts are stacked, which tensors of other
             parts (vision) go through unchanged. None: as the hub has the model, language model only.
     """
-    found: list[Rule] = _layout(spec).rules(spec, padded_vocab)
-    return found
+    names = _names(spec)
+    if stored is None:
+        return model_rules(spec, names, padded_vocab)
+    rules = model_rules(fit(spec, stored), names, padded_vocab, stored)
+    return rules + [whole(name, name, stored[name]) for name in _carried(spec, names, stored)]
 
 
-def objects_of(spec: ModelSpec) -> list[str]:
-    """Keys of the objects without content that Megatron wants to find beside the tensors (`..._extra_state/shard_0_1`);
-    their value is `[None]`."""
-    found: list[str] = _layout(spec).objects(spec)
-    return found
+def fit(spec: ModelSpec, stored: Collection[str]) -> ModelSpec:
+    """The spec without prediction layers if none of their tensors is stored; names are HF or Megatron ones.
+
+    Configs go on stating the layers where the weights were saved without them, as transformers does.
+    """
+    mtp = _names(spec).mtp
+    if not spec.mtp or mtp is None:
+        return spec
+    here = tuple(p.format(k=k, n=spec.layers + k) for k in range(spec.mtp) for p in (mtp.layer, mtp.head, "mtp."))
+    return spec if any(name.startswith(here) for name in stored) else dataclasses.replace(spec, mtp=0)
+
+
+def objects_of(rules: Iterable[Rule]) -> list[str]:
+    """Keys of the objects that Megatron wants to find beside the tensors (`..._extra_state/shard_0_1`), each `[None]`.
+
+    Linear layers demand theirs, experts one each; norms and attention have one with Transformer Engine. One that a
+    model does not have is ignored, so every module gets one.
+    """
+    modules: dict[str, int] = {}
+    for rule in rules:
+        module, _, _ = rule.key.rpartition(".")
+        if rule.key in rule.hf or module in _STATELESS:
+            continue
+        modules[module] = rule.full[0] if ".experts.experts." in rule.key else 1
+        block, found, _ = module.partition(".self_attention.")
+        if found:
+            modules[f"{block}.self_attention.core_attention"] = 1
+    return [f"{module}._extra_state/shard_{i}_{n}" for module, n in modules.items() for i in range(n)]
+
+
+_STATELESS = ("embedding.word_embeddings", "output_layer")
 
 
 def hf_shapes(spec: ModelSpec, stored: Mapping[str, Shape] | None = None) -> dict[str, Shape]:
     """HF name -> shape of every weight, in layer order; `stored` as for rules_of."""
     return {name: shape for rule in rules_of(spec, 0, stored) for name, shape in rule.hf.items()}
+
+
+def _names(spec: ModelSpec) -> Names:
+    if spec.family.layout not in LAYOUTS:
+        raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
+    return LAYOUTS[spec.family.layout]
+
+
+def _carried(spec: ModelSpec, names: Names, stored: Mapping[str, Shape]) -> list[str]:
+    """Stored tensors outside the language model, and the copies of embedding and output layer in prediction layers."""
+    copies: set[str] = set()
+    if names.mtp is not None:
+        heads = [names.mtp.head.format(k=k, n=spec.layers + k) for k in range(spec.mtp)]
+        copies = {head + copy for head in heads for copy in names.mtp.copies}
+    return [n for n in stored if n in copies or (names.carried and n.startswith(names.carried))]
