@@ -238,16 +238,15 @@ def _score(recipe: Recipe, data: str) -> None:
 
 
 def _list(json_: bool) -> None:
-    import importlib
     import inspect
 
     from slimecli import console
     from slimecli.data_tools.rewards import REWARDS
+    from slimecli.lookup import look_up
 
     rows = []
-    for name, path in REWARDS.items():
-        module, _, attribute = path.partition(":")
-        text = inspect.getdoc(getattr(importlib.import_module(module), attribute)) or ""
+    for name in REWARDS:
+        text = inspect.getdoc(look_up(REWARDS, name, "reward type")) or ""
         rows.append({"name": name, "what": text.partition("\n")[0]})
     if json_:
         console.emit(rows)

@@ -6,7 +6,6 @@ nothing but the run's seed and the row's place.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 from slimecli.data_tools.formats import Row
 from slimecli.errors import DataError, UsageError, nearest
+from slimecli.lookup import look_up
 
 DEMONSTRATIONS: dict[str, str] = {
     "direct": "slimecli.data_tools.demonstrations:direct",
@@ -27,13 +27,7 @@ Writer = Callable[[Row, Random], str]
 
 def load_demonstration(name: str, args: dict[str, Any]) -> Writer:
     """The writer of that name with its arguments bound."""
-    if name not in DEMONSTRATIONS:
-        raise UsageError(
-            f"no demonstrations {name!r}{nearest(name, list(DEMONSTRATIONS))}",
-            f"known: {', '.join(DEMONSTRATIONS)}; `slime prepare-data --list`",
-        )
-    module, _, attribute = DEMONSTRATIONS[name].partition(":")
-    function = getattr(importlib.import_module(module), attribute)
+    function = _writer(name)
     known = list(inspect.signature(function).parameters)[2:]
     for key in args:
         if key not in known:
@@ -89,5 +83,11 @@ def reverse_steps(row: Row, rng: Random, direct: float = 0.6) -> str:
 
 def describe(name: str) -> str:
     """First line of a writer's description."""
-    module, _, attribute = DEMONSTRATIONS[name].partition(":")
-    return (inspect.getdoc(getattr(importlib.import_module(module), attribute)) or "").partition("\n")[0]
+    return (inspect.getdoc(_writer(name)) or "").partition("\n")[0]
+
+
+def _writer(name: str) -> Callable[..., str]:
+    found: Callable[..., str] = look_up(
+        DEMONSTRATIONS, name, "demonstrations", "known: {known}; `slime prepare-data --list`"
+    )
+    return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from slimecli.data_tools.hooks import load_hook
-from slimecli.errors import SlimeError, UsageError, nearest
+from slimecli.errors import SlimeError
+from slimecli.lookup import look_up
 from slimecli.types import Group
 
 FILTERS: dict[str, str] = {
@@ -36,14 +36,9 @@ Filter = Callable[..., FilterResult]
 
 def load_filter(name: str) -> Filter:
     """A built-in filter, or one by path; its verdict is always a FilterResult."""
-    if name in FILTERS:
-        module, _, attribute = FILTERS[name].partition(":")
-        found: Filter = getattr(importlib.import_module(module), attribute)
-        return found
     if ":" not in name and "." not in name:
-        raise UsageError(
-            f"no filter {name!r}{nearest(name, list(FILTERS))}", f"filters: {', '.join(FILTERS)}, or file.py:function"
-        )
+        found: Filter = look_up(FILTERS, name, "filter", "filters: {known}, or file.py:function")
+        return found
     hook = load_hook(name, ("args", "samples"))
 
     def call(args: Any, samples: Group, **kwargs: Any) -> FilterResult:

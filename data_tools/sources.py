@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -10,6 +9,7 @@ from typing import Any
 
 from slimecli.data_tools.formats import Row
 from slimecli.errors import DataError, UsageError, nearest
+from slimecli.lookup import look_up
 
 SOURCES: dict[str, str] = {"reasoning_gym": "slimecli.data_tools.sources:reasoning_gym_rows"}
 """name -> function; `data.source = "name:task"`"""
@@ -22,12 +22,7 @@ _OWN_ARGS = ("question", "extract", "partial")
 def open_source(source: str, args: dict[str, Any], seed: int) -> Iterator[Row]:
     """Rows of `name:task`: {"prompt", "label", "metadata"}."""
     name, _, task = source.partition(":")
-    if name not in SOURCES:
-        raise UsageError(
-            f"no data source {name!r}{nearest(name, list(SOURCES))}", f"sources: {', '.join(SOURCES)}; write NAME:TASK"
-        )
-    module, _, attribute = SOURCES[name].partition(":")
-    function: Source = getattr(importlib.import_module(module), attribute)
+    function: Source = look_up(SOURCES, name, "data source", "sources: {known}; write NAME:TASK")
     return function(task, args, seed)
 
 

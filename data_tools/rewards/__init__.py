@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import math
 import os
@@ -21,7 +20,8 @@ from typing import Any
 
 from slimecli.data_tools.hooks import load_hook
 from slimecli.data_tools.rewards.extract import extract_boxed
-from slimecli.errors import DataError, SlimeError, UsageError, nearest
+from slimecli.errors import DataError, SlimeError
+from slimecli.lookup import look_up
 from slimecli.recipe_sections import RewardSection
 from slimecli.types import Sample
 
@@ -49,13 +49,9 @@ class RewardTimeout(SlimeError):
 def load_scorer(name: str) -> Scorer:
     """The built-in scorer of that name."""
     base = name.removeprefix("boxed_")
-    if base not in REWARDS:
-        raise UsageError(
-            f"no reward type {name!r}{nearest(base, list(REWARDS))}",
-            f"types: {', '.join(REWARDS)}, each also as boxed_NAME; or reward.path = file.py:function",
-        )
-    module, _, attribute = REWARDS[base].partition(":")
-    function: Scorer = getattr(importlib.import_module(module), attribute)
+    function: Scorer = look_up(
+        REWARDS, base, "reward type", "types: {known}, each also as boxed_NAME; or reward.path = file.py:function"
+    )
     if base == name:
         return function
     return lambda response, label, metadata: function(extract_boxed(response) or "", label, metadata)

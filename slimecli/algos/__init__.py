@@ -7,14 +7,13 @@ is multiplied by weights whose denominators are global. A sample is never cut, s
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from slimecli.errors import UsageError, nearest
+from slimecli.lookup import look_up
 from slimecli.recipe_sections import AlgoSection
 
 if TYPE_CHECKING:
@@ -68,11 +67,5 @@ ALGORITHMS: dict[str, str] = {
 
 def algorithm(name: str) -> Algorithm:
     """The algorithm of a name."""
-    if name not in ALGORITHMS:
-        raise UsageError(
-            f"no algorithm {name!r}{nearest(name, list(ALGORITHMS))}",
-            f"set algo.name to one of {', '.join(ALGORITHMS)}",
-        )
-    module, _, attribute = ALGORITHMS[name].partition(":")
-    found: Algorithm = getattr(importlib.import_module(module), attribute)
+    found: Algorithm = look_up(ALGORITHMS, name, "algorithm", "set algo.name to one of {known}")
     return found

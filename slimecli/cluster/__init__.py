@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from slimecli.lookup import look_up
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -40,9 +40,9 @@ CLUSTERS: dict[str, str] = {
 
 def open_cluster(backend: str, recipe: Recipe, run: RunDir) -> Cluster:
     """The cluster by name (recipe.cluster.backend, or `local` for single commands)."""
-    module, _, attribute = CLUSTERS[backend].partition(":")
+    kind = look_up(CLUSTERS, backend, "cluster", "set cluster.backend to one of {known}")
     with own_signals():
-        cluster: Cluster = getattr(importlib.import_module(module), attribute)(recipe, run)
+        cluster: Cluster = kind(recipe, run)
     return cluster
 
 

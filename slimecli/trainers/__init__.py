@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
-from slimecli.errors import UsageError, nearest
+from slimecli.lookup import look_up
 from slimecli.protocols import Trainer
 from slimecli.recipe import Recipe
 
@@ -22,12 +21,6 @@ def open_trainer(recipe: Recipe, model_dir: Path, *, total_steps: int) -> Traine
         model_dir: initial weights; the reference model too, where the recipe asks for one.
         total_steps: optimizer steps of the whole stage, the length of the learning-rate schedule.
     """
-    backend = recipe.trainer.backend
-    if backend not in TRAINERS:
-        raise UsageError(
-            f"no trainer {backend!r} is installed{nearest(backend, list(TRAINERS))}",
-            f"set trainer.backend to one of {', '.join(TRAINERS)}",
-        )
-    module, _, attribute = TRAINERS[backend].partition(":")
-    trainer: Trainer = getattr(importlib.import_module(module), attribute)(recipe, model_dir, total_steps=total_steps)
+    kind = look_up(TRAINERS, recipe.trainer.backend, "trainer", "set trainer.backend to one of {known}")
+    trainer: Trainer = kind(recipe, model_dir, total_steps=total_steps)
     return trainer

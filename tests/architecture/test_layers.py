@@ -6,7 +6,19 @@ from tests.architecture.sources import library_files, module_name, top_imports
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "types", "model_specs"),
-    ("data_tools", "recipe", "recipe_sections", "rundir", "protocols", "console", "env", "files", "seeds", "static"),
+    (
+        "data_tools",
+        "recipe",
+        "recipe_sections",
+        "rundir",
+        "protocols",
+        "console",
+        "env",
+        "files",
+        "seeds",
+        "static",
+        "lookup",
+    ),
     ("algos", "batch"),
     ("engines", "trainers", "sync", "cluster", "weights", "rollout", "observe", "clock"),
     ("loop", "stage", "session", "pipeline", "plan", "plan_checks", "plan_machine", "plan_numbers"),
