@@ -90,6 +90,9 @@ INERT: dict[str, tuple[Any, ...]] = {
 }
 """config fields that change the model, and the values at which they do not"""
 
+STORED = ("fp8", "compressed-tensors")
+"""quantizations that say how the weights are stored, not that the model is another one"""
+
 FOREIGN: dict[str, tuple[str, ...]] = {
     "moe": ("num_experts", "n_routed_experts", "num_local_experts"),
     "mla": ("kv_lora_rank", "q_lora_rank"),
@@ -195,7 +198,7 @@ def read(config: Mapping[str, Any], known: Mapping[str, Family]) -> Reading:
         shapes.read_linear(found, text)
     if "indexer" in family.traits:
         shapes.read_indexer(found, text)
-    found.strange += _strange(text, family) + _storage(config)
+    found.strange += _strange(text, family) + _storage(config, text)
     return found
 
 
@@ -239,37 +242,11 @@ def _strange(text: Mapping[str, Any], family: Family) -> list[str]:
     return out
 
 
-def quantization(config: Mapping[str, Any]) -> str | None:
-    """How the weights are stored: `fp8` (128x128 blocks), `int4` (compressed-tensors), None: as they are.
-
-    Raises DataError for another way, which nothing here can read.
-    """
-    problems = _storage(config)
-    if problems:
-        raise DataError(f"config.json: {'; '.join(problems)}", "download the unquantized weights of this model")
-    stored = config.get("quantization_config") or config.get("compression_config")
-    if not stored:
-        return None
-    return "fp8" if stored.get("quant_method") == "fp8" else "int4"
-
-
-def _storage(config: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the way the weights are stored."""
-    stored = config.get("quantization_config") or config.get("compression_config")
-    if not stored:
-        return []
+def _storage(config: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the way the weights are stored; slimecli.weights.quant looks at the details."""
+    stored = config.get("quantization_config") or text.get("quantization_config") or {}
     method = stored.get("quant_method")
-    if method == "fp8" and list(stored.get("weight_block_size") or []) == [128, 128]:
-        return []
-    groups = (stored.get("config_groups") or {}).values()
-    weights = [g.get("weights") or {} for g in groups]
-    if (
-        method == "compressed-tensors"
-        and weights
-        and all(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
-    ):
-        return []
-    return [f"quantization_config is {method!r}, expected fp8 in 128x128 blocks or compressed-tensors int4"]
+    return [] if not stored or method in STORED else [f"quantization_config is {method!r}, expected {STORED[0]!r}"]
 
 
 def from_config(config: Mapping[str, Any], known: Mapping[str, Family], name: str = "") -> ModelSpec:

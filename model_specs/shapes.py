@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from slimecli.model_specs.spec import GatedDelta, Indexer, ModelSpec, RopeScaling
@@ -16,7 +15,6 @@ DENSE_KEYS = ("mlp_layer_types", "first_k_dense_replace", "mlp_only_layers")
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor")
 _YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-_ROPE_NAMES = {"original_max_position_embeddings": "original_max_positions"}
 _ROPE_OTHER = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 """read elsewhere, or without meaning for text (multi-axis positions are equal on text)"""
 
@@ -69,13 +67,13 @@ def _scaling(found: Reading, parameters: Mapping[str, Any]) -> RopeScaling | Non
     stated = {k: v for k, v in parameters.items() if v is not None and k not in _ROPE_OTHER}
     for key in stated.keys() - known:
         found.strange.append(f"rope scaling has {key} = {stated[key]!r}, which {kind} does not")
-    lacking = {"factor", *(_ROPE_NAMES if kind == "yarn" else ())} - stated.keys()
+    lacking = {"factor", *(("original_max_position_embeddings",) if kind == "yarn" else ())} - stated.keys()
     found.missing += [f"rope_scaling.{key}" for key in sorted(lacking)]
     if lacking:
         return None
-    types = {f.name: float for f in fields(RopeScaling)} | {"original_max_positions": int}
-    values = {_ROPE_NAMES.get(k, k): v for k, v in stated.items() if k in known}
-    return RopeScaling(rope_type=kind, **{k: types[k](v) for k, v in values.items()})
+    positions = int(stated.pop("original_max_position_embeddings", 8192))
+    numbers = {k: float(v) for k, v in stated.items() if k in known}
+    return RopeScaling(rope_type=kind, original_max_positions=positions, **numbers)
 
 
 def write_rope(spec: ModelSpec) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
-"""bytes per element"""
+from slimecli.model_specs import counts
+from slimecli.model_specs.counts import BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,43 +200,45 @@ class ModelSpec:
         return self.heads // self.kv_heads
 
     @property
-    def params_per_layer(self) -> int:
-        """Parameters of one decoder layer."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = self.hidden * (2 * q + 2 * kv)
-        bias = q + 2 * kv if self.qkv_bias else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + bias + norms + 3 * self.hidden * self.ffn
-
-    @property
     def params(self) -> int:
-        """All parameters; a tied output layer counts once."""
-        return self.layers * self.params_per_layer + self.hidden + self.vocab * self.hidden * (1 if self.tied else 2)
+        """All parameters but those of prediction layers; a tied output layer counts once."""
+        return counts.params(self)
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token passes through."""
-        return self.params
+        """Parameters that one token passes through, embedding and output layer included."""
+        return counts.params(self, active=True)
+
+    @property
+    def mtp_params(self) -> int:
+        """Parameters of the multi-token-prediction layers, which `params` does not include."""
+        return counts.mtp_params(self)
 
     @property
     def matmul_params(self) -> int:
         """Parameters that take part in a matrix product for every token, output layer included."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        per_layer = self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.ffn
-        return self.layers * per_layer + self.vocab * self.hidden
+        return counts.matmul_params(self)
+
+    @property
+    def activation_width(self) -> int:
+        """Numbers that one token leaves behind in one layer until its backward pass, as a rough estimate."""
+        return counts.activation_width(self)
 
     def weight_bytes(self, dtype: str = "bfloat16") -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights, without prediction layers."""
         return self.params * BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str = "bfloat16") -> int:
         """Bytes that one token of context takes in the KV cache, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
+        return counts.cache_bytes(self, dtype)
+
+    def state_bytes(self, dtype: str = "bfloat16") -> int:
+        """Bytes that one sequence takes whatever its length (gated-delta layers); 0 for models of attention only."""
+        return counts.state_bytes(self, dtype)
 
     def flops_per_token(self, context: int, *, backward: bool = False) -> int:
         """Floating-point operations for one token that attends to `context` tokens; with backward three times that."""
-        attention = 4 * self.layers * self.heads * self.head_dim * context
-        return (2 * self.matmul_params + attention) * (3 if backward else 1)
+        return (2 * self.matmul_params + counts.attention_flops(self, context)) * (3 if backward else 1)
 
     def padded_vocab(self, multiple: int = 128) -> int:
         """Vocabulary rounded up as Megatron does."""
@@ -262,34 +264,9 @@ class ModelSpec:
 
     def megatron_args(self) -> dict[str, Any]:
         """Megatron-LM arguments by flag name without dashes; True marks a flag without a value."""
-        args: dict[str, Any] = {
-            "num-layers": self.layers,
-            "hidden-size": self.hidden,
-            "ffn-hidden-size": self.ffn,
-            "num-attention-heads": self.heads,
-            "group-query-attention": True,
-            "num-query-groups": self.kv_heads,
-            "kv-channels": self.head_dim,
-            "vocab-size": self.vocab,
-            "max-position-embeddings": self.max_positions,
-            "position-embedding-type": "rope",
-            "use-rotary-position-embeddings": True,
-            "rotary-base": int(self.rope_theta),
-            "rotary-percent": 1.0,
-            "normalization": "RMSNorm",
-            "norm-epsilon": self.eps,
-            "swiglu": True,
-            "disable-bias-linear": True,
-        }
-        if self.qkv_bias:
-            args["add-qkv-bias"] = True
-        if self.qk_norm:
-            args["qk-layernorm"] = True
-        if not self.tied:
-            args["untie-embeddings-and-output-weights"] = True
-        if self.rope_scaling is not None:
-            args |= {"use-rope-scaling": True, "rope-scaling-factor": self.rope_scaling.factor}
-        return args
+        from slimecli.model_specs.megatron import arguments
+
+        return arguments(self)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: the numbers and what follows from them."""
@@ -298,8 +275,10 @@ class ModelSpec:
             **plain,
             "params": self.params,
             "active_params": self.active_params,
+            "mtp_params": self.mtp_params,
             "bytes": {dtype: self.weight_bytes(dtype) for dtype in BYTES},
             "kv_bytes_per_token": self.kv_bytes_per_token(),
+            "state_bytes": self.state_bytes(),
             "flops_per_token": self.flops_per_token(0),
             "megatron_args": self.megatron_args(),
         }
