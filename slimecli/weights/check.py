@@ -8,25 +8,25 @@ from pathlib import Path
 from slimecli import console
 from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec, from_config
-from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import hf_shapes
+from slimecli.weights.quant import Weights, open_weights
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")
 """buffers that old checkpoints carry and every loader computes anew"""
 
 
-def spec_of(folder: HfFolder) -> ModelSpec:
+def spec_of(folder: Weights) -> ModelSpec:
     """The spec that the folder's config describes."""
     return from_config(folder.config(), name=folder.path.name)
 
 
-def extra_names(folder: HfFolder, spec: ModelSpec) -> list[str]:
+def extra_names(folder: Weights, spec: ModelSpec) -> list[str]:
     """Tensors that may stand in a folder of this model besides its weights."""
     also = {"lm_head.weight"} if spec.tied else set()
     return [n for n in folder.names if n in also or _HARMLESS.search(n)]
 
 
-def weight_problems(folder: HfFolder, spec: ModelSpec) -> list[str]:
+def weight_problems(folder: Weights, spec: ModelSpec) -> list[str]:
     """Missing, extra and misshapen tensors; a transposed one is called by its name."""
     wanted = hf_shapes(spec)
     ignored = set(extra_names(folder, spec))
@@ -48,7 +48,7 @@ def check_folder(path: Path, expected: ModelSpec | None = None) -> ModelSpec | N
     Args:
         expected: what the registry says it must be.
     """
-    folder = HfFolder(path)
+    folder = open_weights(path)
     config = folder.config()
     if expected is not None and (differing := expected.check(config)):
         raise DataError(
