@@ -67,7 +67,15 @@ def _latent(at: Place, mla: Mla) -> list[Rule]:
         whole(f"{attn}o_proj.weight", f"{core}linear_proj.weight", (hidden, heads * mla.v_dim)),
     ]
     indexer = at.spec.indexer
-    return out + (_indexer(at, mla, indexer) if indexer is not None and indexer.computes(at.index) else [])
+    return out + (_indexer(at, mla, indexer) if indexer is not None and _computes(at, indexer) else [])
+
+
+def _computes(at: Place, indexer: Indexer) -> bool:
+    """Configs tell it of decoder layers; of a prediction layer what is stored does."""
+    if at.predicts and at.stored is not None:
+        names = (f"{at.hf}self_attn.indexer.wk.weight", f"{at.core}self_attention.wk.weight")
+        return any(name in at.stored for name in names)
+    return indexer.computes(at.index)
 
 
 def _indexer(at: Place, mla: Mla, indexer: Indexer) -> list[Rule]:
