@@ -134,7 +134,7 @@ def _latency(seconds: list[float]) -> dict[str, float]:
     return {name: round(1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))], 3) for name, q in at.items()}
 
 
-def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "stdin") -> Iterator[Sample]:
+def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>") -> Iterator[Sample]:
     """Samples from JSON lines, scored, in order. A sample whose score failed has reward None and metadata.failure."""
     from slimecli.data_tools.rewards import load_reward
     from slimecli.rollout.args import HookArgs
@@ -228,7 +228,7 @@ def _score(recipe: Recipe, data: str) -> None:
         raise UsageError(f"no file {data}", "slime reward score samples.jsonl, or feed them on stdin")
     with Path(data).open("rb") if data else sys.stdin.buffer as stream:
         total = failed = 0
-        for sample in score_lines(recipe, stream, data or "stdin"):
+        for sample in score_lines(recipe, stream, data or "<stdin>"):
             total += 1
             failed += "failure" in sample.metadata and sample.reward is None
             console.emit_line(sample.to_json())

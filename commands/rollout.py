@@ -107,12 +107,8 @@ def _answer_all(prompts: str, recipe: Recipe, model_dir: Path) -> Iterator[Any]:
         run = RunDir(Path(scratch))
         run.model_dir.parent.mkdir()
         run.model_dir.symlink_to(model_dir.resolve())
-        path = prompts
-        if prompts == "-":
-            path = str(Path(scratch) / "stdin.jsonl")
-            Path(path).write_text(sys.stdin.read(), encoding="utf-8")
         with Session(run, recipe) as session:
-            rows = session.prompts(path)
+            rows = session.prompts("<stdin>", sys.stdin.buffer) if prompts == "-" else session.prompts(prompts)
             engine = session.engine(model_dir)
             generator = session.generator(engine)
             sampling = rollout_sampling(recipe, session.stop_token_ids)

@@ -86,6 +86,17 @@ def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError
             yield row
 
 
+def read_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Row]]:
+    """Yield ("name:line", row) for JSON lines that come from anywhere; raises at the first broken one."""
+    place = ""
+    for number, raw in enumerate(lines, 1):
+        if raw.strip():
+            place = f"{name}:{number}"
+            yield place, parse_line(raw, place)
+    if not place:
+        raise DataError(f"{name} has no rows", "write one JSON object a line")
+
+
 def parse_line(raw: bytes, where: str) -> Row:
     """One JSON line -> dict.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from slimecli.data_tools.columns import Item, read_item, with_system_prompt
-from slimecli.data_tools.formats import read_rows
+from slimecli.data_tools.formats import Row, read_rows
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
 
@@ -22,27 +23,32 @@ class Prompt:
 
 
 def load_prompts(path: str, section: DataSection, tokenizer: Any) -> list[Prompt]:
-    """Read and render all prompts of a file (.jsonl or .parquet, with optional slice).
+    """Read and render all prompts of a file (.jsonl or .parquet, with optional slice)."""
+    rows = ((f"{path} row {number}", row) for number, row in enumerate(read_rows(path), 1))
+    return render_rows(rows, section, tokenizer)
+
+
+def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer: Any) -> list[Prompt]:
+    """Render rows, each with its place for error texts.
 
     A prompt over `max_prompt_tokens` is an error: prepare-data drops and counts those, nobody else may.
     """
     prompts = []
     too_long: list[str] = []
-    for number, row in enumerate(read_rows(path), 1):
-        where = f"{path} row {number}"
+    for where, row in rows:
         item = read_item(row, section, where)
         text = render_prompt(item, section, tokenizer, where)
         ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if not ids:
             raise DataError(f"{where}: the prompt is empty", "`slime prepare-data` drops and counts such rows")
         if len(ids) > section.max_prompt_tokens:
-            too_long.append(f"row {number} ({len(ids)} tokens)")
+            too_long.append(f"{where} ({len(ids)} tokens)")
         metadata = item.metadata | ({"tools": item.tools} if item.tools else {})
         prompts.append(Prompt(text, ids, item.label, metadata))
     if too_long:
         raise DataError(
-            f"{path}: {len(too_long)} of {len(prompts)} prompts are longer than {section.max_prompt_tokens} tokens, "
-            f"first {too_long[0]}",
+            f"{len(too_long)} of {len(prompts)} prompts are longer than {section.max_prompt_tokens} tokens, "
+            f"the first: {too_long[0]}",
             "drop them with `slime prepare-data`, or raise data.max_prompt_tokens",
         )
     return prompts

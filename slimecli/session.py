@@ -11,7 +11,7 @@ import functools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -158,13 +158,17 @@ class Session:
             ids |= set(stated if isinstance(stated, list) else [stated])
         return sorted(ids)
 
-    def prompts(self, path: str) -> list[Sample]:
-        """A prompt file as pending samples."""
-        from slimecli.data_tools.prompts import load_prompts
+    def prompts(self, path: str, lines: Iterable[bytes] | None = None) -> list[Sample]:
+        """A prompt file, or JSON lines that `path` is only a name of, as pending samples."""
+        from slimecli.data_tools.formats import read_lines
+        from slimecli.data_tools.prompts import load_prompts, render_rows
 
+        if lines is None:
+            prompts = load_prompts(path, self.recipe.data, self.tokenizer)
+        else:
+            prompts = render_rows(read_lines(lines, path), self.recipe.data, self.tokenizer)
         return [
-            Sample(prompt=p.text, tokens=list(p.token_ids), label=p.label, metadata=dict(p.metadata))
-            for p in load_prompts(path, self.recipe.data, self.tokenizer)
+            Sample(prompt=p.text, tokens=list(p.token_ids), label=p.label, metadata=dict(p.metadata)) for p in prompts
         ]
 
     def source(self, at_step: int) -> PromptSource:

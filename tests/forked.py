@@ -6,6 +6,7 @@ exactly the places where a crash could leave something half done.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -26,8 +27,9 @@ class Outcome:
     """durable writes made"""
 
 
-def _child(argv: list[str], folder: str, kill_at: int, out: str, err: str, count: str) -> None:
+def _child(argv: list[str], folder: str, kill_at: int, out: str, err: str, count: str, stdin: bytes) -> None:
     os.chdir(folder)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin))  # multiprocessing gives the child none
     os.environ["SLIME_RUNS"] = str(Path(folder) / "runs")
     sys.stdout = Path(out).open("w")  # noqa: SIM115 - for the life of the process
     sys.stderr = Path(err).open("w")  # noqa: SIM115
@@ -49,14 +51,15 @@ def _child(argv: list[str], folder: str, kill_at: int, out: str, err: str, count
     os._exit(code)
 
 
-def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240) -> Outcome:
+def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240, stdin: bytes = b"") -> Outcome:
     """Run one command line in a forked child with `folder` as working directory."""
     import torch  # noqa: F401 - once, in the parent
 
     out, err, count = folder / ".stdout", folder / ".stderr", folder / ".count"
     count.unlink(missing_ok=True)
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=_child, args=(list(argv), str(folder), kill_at, str(out), str(err), str(count)))
+    words = (list(argv), str(folder), kill_at, str(out), str(err), str(count), stdin)
+    child = context.Process(target=_child, args=words)
     child.start()
     child.join(timeout_s)
     if child.is_alive():

@@ -101,7 +101,11 @@ def test_score_counts_failures(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b"{oops\n", "stdin:1:2"), (b'{"respons": 1}\n', "unknown sample field"), (b'{"status": "x"}\n', "not a sample")],
+    [
+        (b"{oops\n", "<stdin>:1:2"),
+        (b'{"respons": 1}\n', "unknown sample field"),
+        (b'{"status": "x"}\n', "not a sample"),
+    ],
 )
 def test_score_refuses_what_is_not_a_sample(monkeypatch, capsys, line, message):
     feed(monkeypatch, line)

@@ -180,3 +180,11 @@ def test_offline_rollout_is_a_filter(done):
     samples = [json.loads(line) for line in outcome.out.splitlines()]
     assert len(samples) == 16 * 4
     assert all(s["response_length"] == len(s["rollout_log_probs"]) and s["tokens"] for s in samples)
+
+
+def test_a_wrong_prompt_on_stdin_is_named_by_its_line(done):
+    folder, _ = done
+    stdin = b'{"prompt": "1", "label": "1"}\n\n{"promt": "1"}\n'
+    words = ("rollout", "--model", "runs/r/export", "--recipe", "quickstart", "--prompts", "-")
+    outcome = slime(*words, *sets("data.max_prompt_tokens=64"), folder=folder, stdin=stdin)
+    assert outcome.code == 4 and "<stdin>:3: no column 'prompt'" in outcome.err and "/tmp" not in outcome.err

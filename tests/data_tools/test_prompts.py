@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from slimecli.data_tools.prompts import load_prompts
+from slimecli.data_tools.formats import read_lines
+from slimecli.data_tools.prompts import load_prompts, render_rows
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
 
@@ -56,9 +57,25 @@ def test_missing_label_column_is_an_error_unless_none_is_wanted(tmp_path, tokeni
     assert load_prompts(path, DataSection(label_key=""), tokenizer)[0].label is None
 
 
+def test_json_lines_from_elsewhere_are_named_by_line(tokenizer):
+    def render(*lines):
+        return render_rows(read_lines(lines, "<stdin>"), DataSection(), tokenizer)
+
+    good, bad = b'{"prompt": "1", "label": 2}\n', b'{"promt": "1"}\n'
+    assert [p.label for p in render(good, b"\n", good)] == ["2", "2"]
+    with pytest.raises(DataError, match=r"^<stdin>:3: no column 'prompt'"):
+        render(good, b"\n", bad)
+    with pytest.raises(DataError, match=r"^<stdin>:2:2: not valid JSON"):
+        render(good, b"{oops\n")
+    with pytest.raises(DataError, match="<stdin> has no rows"):
+        render(b"\n")
+
+
 def test_too_long_prompts_are_counted(tmp_path, tokenizer):
     path = data(tmp_path, {"prompt": "1", "label": "x"}, {"prompt": "1" * 50, "label": "x"})
-    with pytest.raises(DataError, match=r"1 of 2 prompts are longer than 20 tokens, first row 2 \(58 tokens\)"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 prompts are longer than 20 tokens, the first: .*/p.jsonl row 2 \(58 tokens\)"
+    ):
         load_prompts(path, DataSection(max_prompt_tokens=20), tokenizer)
 
 
