@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
 
 def arguments(spec: ModelSpec) -> dict[str, Any]:
-    """Everything that describes the model; True marks a flag without a value, a list a literal Python list."""
+    """Everything that describes the model; True marks a flag without a value, a list a literal Python list.
+
+    `post-self-attn-layernorm` and `post-mlp-layernorm` exist only where slime's Megatron patch is applied. What says
+    how to compute rather than what (fusions, precision of the softmax, dropping of tokens) is left to the user.
+    """
     args: dict[str, Any] = {
         "num-layers": spec.layers,
         "hidden-size": spec.hidden,
@@ -67,18 +71,28 @@ def _rope(spec: ModelSpec) -> dict[str, Any]:
         "rotary-base": int(spec.rope_theta),
         "rotary-percent": spec.rotary,
     }
+    if spec.interleaved or spec.qk_norm == "full":  # Megatron's fused kernel knows neither
+        args["no-rope-fusion"] = True
     if spec.mla is None:
         args["use-rotary-position-embeddings"] = True
         if spec.interleaved:
             args["rotary-interleaved"] = True
-        if scaling is not None:
-            args |= {"use-rope-scaling": True, "rope-scaling-factor": scaling.factor}
-        return args
-    # Megatron applies yarn to latent attention unless told otherwise
+    elif scaling is None:  # Megatron applies yarn to latent attention unless told otherwise
+        args["rope-type"] = "rope"
     if scaling is None:
-        return args | {"rope-type": "rope"}
-    args |= {"rope-type": "yarn", "rotary-scaling-factor": scaling.factor}
-    return args | {"mscale": scaling.mscale or 1.0, "mscale-all-dim": scaling.mscale_all_dim}
+        return args
+    if scaling.rope_type == "llama3":
+        return args | {"use-rope-scaling": True, "rope-scaling-factor": scaling.factor}
+    args |= {"rotary-scaling-factor": scaling.factor, "mscale": scaling.mscale or 1.0}
+    args["mscale-all-dim"] = scaling.mscale_all_dim
+    if spec.mla is not None:  # no flag for the rest: Megatron takes 4096 positions, beta_fast 32 and beta_slow 1
+        return args | {"rope-type": "yarn"}
+    return args | {
+        "position-embedding-type": "yarn",
+        "yarn-original-max-position-embeddings": scaling.original_max_positions,
+        "yarn-beta-fast": scaling.beta_fast,
+        "yarn-beta-slow": scaling.beta_slow,
+    }
 
 
 def _experts(spec: ModelSpec) -> dict[str, Any]:
@@ -100,7 +114,7 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
         args["moe-shared-expert-intermediate-size"] = moe.shared_ffn
     if moe.shared_gate:
         args["moe-shared-expert-gate"] = True
-    if moe.score == "sigmoid":
+    if moe.score == "sigmoid" or not moe.normalize:
         args["moe-router-pre-softmax"] = True
     if moe.bias:
         args |= {"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": 0}
