@@ -14,7 +14,8 @@ from slimecli.errors import DataError
 from slimecli.model_specs import ModelSpec, get_spec
 from slimecli.seeds import derive_seed
 from slimecli.weights.hf import save_hf_folder
-from slimecli.weights.maps import hf_shapes
+from slimecli.weights.maps import rules_of
+from slimecli.weights.tokenizer import read_tokenizer
 
 
 def init_model(
@@ -47,41 +48,33 @@ def init_model(
     out.mkdir(parents=True, exist_ok=True)
     kind = str(dtype).removeprefix("torch.")
     special = {k: tokens[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if tokens.get(k) is not None}
-    manifest = save_hf_folder(_draw(spec, seed, std), out, like=tokenizer_dir or out, dtype=dtype)
+    manifest = save_hf_folder(_draw(spec, seed, std, dtype), out, like=tokenizer_dir or out)
     files.write_json(out / "config.json", {**spec.to_config(kind), **special})
     files.write_json(out / "generation_config.json", {"do_sample": True, **special})
-    return manifest
+    return {**manifest, "dtype": kind}
 
 
-def _draw(spec: ModelSpec, seed: int, std: float) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, shape in hf_shapes(spec).items():
-        if name.endswith("norm.weight"):
-            yield name, torch.ones(shape)
-        elif name.endswith(".bias"):
-            yield name, torch.zeros(shape)
-        else:
-            generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
-            yield name, torch.empty(shape).normal_(0.0, std, generator=generator)
+def _draw(spec: ModelSpec, seed: int, std: float, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    for rule in rules_of(spec):
+        for name, shape in rule.hf.items():
+            tensor = _constant(name, shape, spec)
+            if tensor is None:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
+                tensor = torch.empty(shape).normal_(0.0, std, generator=generator)
+            yield name, tensor if rule.keep_dtype else tensor.to(dtype)
 
 
-def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """{"size", "bos_token_id", "eos_token_id", "pad_token_id"} of a fast tokenizer's files; None where not set."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise DataError(f"{folder} has no tokenizer.json", "name a folder with a fast tokenizer")
-    data = files.read_json(path)
-    ids = _vocabulary(data["model"].get("vocab", {}))
-    ids |= {t["content"]: t["id"] for t in data.get("added_tokens", [])}
-    settings_path = folder / "tokenizer_config.json"
-    settings = files.read_json(settings_path) if settings_path.is_file() else {}
-    out: dict[str, Any] = {"size": max(ids.values(), default=-1) + 1}
-    for kind in ("bos", "eos", "pad"):
-        token = settings.get(f"{kind}_token")
-        token = token["content"] if isinstance(token, dict) else token
-        out[f"{kind}_token_id"] = ids.get(token) if token else None
-    return out
-
-
-def _vocabulary(vocab: dict[str, int] | list[Any]) -> dict[str, int]:
-    """Token -> id; unigram models list (token, score) in id order."""
-    return dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
+def _constant(name: str, shape: tuple[int, ...], spec: ModelSpec) -> torch.Tensor | None:
+    """What is not drawn: norms are 1 (the gated norm also where others are stored less one), biases 0; gated-delta
+    decay rates spread evenly over (0, 16], their time steps begin at softplus(1)."""
+    if name.endswith("norm.weight"):
+        return (
+            torch.zeros(shape)
+            if spec.unit_norms and not name.endswith("linear_attn.norm.weight")
+            else torch.ones(shape)
+        )
+    if name.endswith("A_log"):
+        return torch.linspace(16 / shape[0], 16, shape[0]).log()
+    if name.endswith("dt_bias"):
+        return torch.ones(shape)
+    return torch.zeros(shape) if name.endswith("bias") else None
