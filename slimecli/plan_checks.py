@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slimecli import files
+from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.recipe import Recipe
+from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
 
 _FIELD = re.compile(r"[a-z_]+\.[a-z_]+(?:\.[a-z_]+)*")
 """dotted name of a recipe field in a message"""
 _SUFFIXES = (".jsonl", ".parquet")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+"""files of which transformers needs one to make a tokenizer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,12 @@ def _check_counts(recipe: Recipe) -> Iterator[str]:
             f"the data gives {counts.train} training prompts, fewer than rollout.batch_size "
             f"{recipe.rollout.batch_size}; give more rows, or lower rollout.batch_size or data.holdout"
         )
+    data = recipe.data
+    if data.train and not data.source and counts.train is not None and counts.train < data.count:
+        yield (
+            f"`data.count` = {data.count}, but `data.train` has at most {counts.train} rows besides the {data.holdout} "
+            "of data.holdout; lower `data.count`, or leave it out to use all"
+        )
     if counts.sft is not None and counts.sft < recipe.sft.batch_size:
         yield f"the data gives {counts.sft} demonstrations, fewer than sft.batch_size {recipe.sft.batch_size}"
     if recipe.sft.steps and recipe.data.source and not recipe.sft.data and not recipe.data.demonstrations:
@@ -175,6 +184,8 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     lost = bool(model.path) and not copied and not (Path(model.path).expanduser() / "config.json").is_file()
     if lost:
         yield f"`model.path` = {model.path!r}: there is no config.json"
+    elif model.path and not copied:
+        yield from (f"`model.path` = {model.path!r}: {problem}" for problem in _folder_problems(model))
     if model.tokenizer_vocab and model.source != "init":
         yield "`model.tokenizer_vocab` trains a new tokenizer, which only fits new weights (`model.source` = 'init')"
     if model.name or (model.path and not lost):
@@ -194,6 +205,24 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
             f"`engine.max_context` = {recipe.engine.max_context} is below data.max_prompt_tokens + "
             f"rollout.max_response_tokens = {needed}"
         )
+
+
+def _folder_problems(model: ModelSection) -> Iterator[str]:
+    """What a local model folder lacks of what is taken from it."""
+    folder = Path(model.path).expanduser()
+    if not model.tokenizer_vocab and not any((folder / name).is_file() for name in TOKENIZERS):
+        yield f"there is no tokenizer ({', '.join(TOKENIZERS)}); put the model's own tokenizer files there"
+    if model.source == "init":
+        return  # only the shape is taken
+    index = folder / headers.INDEX
+    try:
+        indexed = files.read_json(index)["weight_map"].values() if index.is_file() else None
+        for shard in headers.shard_paths(folder, indexed):
+            headers.read_header(shard)
+    except SlimeError as error:
+        yield f"{error.what}; {error.fix}"
+    except (KeyError, TypeError, AttributeError):
+        yield f"{index} has no `weight_map`; download the model again"
 
 
 def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

@@ -64,6 +64,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"data": {"train": "nowhere.jsonl"}}, "there is no such file"),
         ({"data": {"train": "rows.csv"}}, "not a .jsonl or .parquet file"),
         ({"data": {"source": "reasoning_gym:x", "count": 99}}, "contradict"),
+        ({"data": {"count": 39, "holdout": 4}}, "`data.train` has at most 36 rows besides the 4 of data.holdout"),
         ({"data": {"holdout": 35}}, "gives 5 training prompts"),
         ({"data": {"holdout": 99}}, "gives 0 training prompts"),
         ({"eval": {"sets": {"mine": "none.jsonl"}}}, "`eval.sets.mine` = 'none.jsonl'"),
@@ -231,3 +232,55 @@ def test_a_model_folder_that_is_not_there_is_one_problem(rows, tmp_path):
 def test_a_small_disk_is_told_in_numbers_that_differ_from_zero():
     found = machine_problems(dataclasses.replace(MACHINE, disk_free_bytes=10**6), 0, 2 * 10**6, None)
     assert "0.002 GB of disk, 0.001 GB are free" in found[0]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A whole model folder of two shards, as far as names, sizes and headers tell."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = get_spec("qwen3-0.6b").to_config()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    for name in "ab":
+        header = json.dumps({name: {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}}).encode()
+        (folder / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"12345")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in "ab"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def of_folder(rows, folder, **model):
+    sizes = {"data": {"max_prompt_tokens": 8}, "rollout": {"max_response_tokens": 8}}
+    recipe = tree(rows, model={"name": "", "path": str(folder), "source": "path"} | model, **sizes)
+    try:
+        check_recipe(validate_recipe(recipe))
+    except RecipeError as error:
+        return error.problems
+    return []
+
+
+def test_a_whole_model_folder_has_no_problem(rows, model):
+    assert of_folder(rows, model) == []
+
+
+def test_a_model_folder_without_a_tokenizer_is_found(rows, model):
+    (model / "tokenizer.json").unlink()
+    (found,) = of_folder(rows, model)
+    assert "there is no tokenizer" in found and str(model) in found
+    assert of_folder(rows, model, source="init", tokenizer_vocab=300) == []
+
+
+def test_cut_off_and_missing_weights_are_found(rows, model):
+    first, second = sorted(model.glob("*.safetensors"))
+    data = first.read_bytes()
+    for size, told in (
+        (len(data) - 1, f"{first} has {len(data) - 1} bytes, its header tells of {len(data)}"),
+        (6, "6 bytes do not hold"),
+    ):
+        first.write_bytes(data[:size])
+        assert told in "".join(of_folder(rows, model))
+    first.write_bytes(data)
+    second.unlink()
+    assert f"missing shard(s) {second.name}" in "".join(of_folder(rows, model))
+    assert of_folder(rows, model, source="init") == []

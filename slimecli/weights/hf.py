@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slimecli import files
+from slimecli import files, headers
 from slimecli.errors import DataError
 
 DTYPES = {
@@ -44,14 +44,13 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "tiktoken.model",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
 )
 """files that belong to a model besides its weights; nothing else is copied, so no pickle ever is"""
-INDEX = "model.safetensors.index.json"
-MAX_HEADER = 100_000_000
-"""largest safetensors header (bytes), as the format's own reader has it"""
+INDEX = headers.INDEX
 HELD_BYTES = 64 << 20
 """a shard up to this size is held until its header is known; a larger one gets room for a header in advance"""
 HEADER_ROOM = 1 << 20
@@ -80,27 +79,13 @@ class HfFolder:
         index = self.path / INDEX
         self._index: dict[str, str] | None = files.read_json(index)["weight_map"] if index.is_file() else None
         self.entries: dict[str, TensorEntry] = {}
-        for shard in self._shards():
+        for shard in headers.shard_paths(self.path, None if self._index is None else self._index.values()):
             for name, entry in read_header(shard).items():
                 if name in self.entries:
                     where = f"{self.entries[name].file.name} and {shard.name}"
                     raise DataError(f"{self.path}: tensor {name} is in both {where}", "remove the stray shard")
                 self.entries[name] = entry
         self._check_index()
-
-    def _shards(self) -> list[Path]:
-        if self._index is not None:
-            shards = [self.path / f for f in sorted(set(self._index.values()))]
-            missing = [s.name for s in shards if not s.is_file()]
-            if missing:
-                raise DataError(f"{self.path}: missing shard(s) {', '.join(missing)}", "download the model again")
-            return shards
-        shards = sorted(self.path.glob("*.safetensors"))
-        if not shards:
-            other = [p.name for p in sorted(self.path.iterdir()) if p.suffix in (".bin", ".pt", ".pth")]
-            also = f" (only {', '.join(other[:3])}: pickled weights are not read)" if other else ""
-            raise DataError(f"{self.path} has no *.safetensors{also}", "use a model saved as safetensors")
-        return shards
 
     def _check_index(self) -> None:
         if self._index is None:
@@ -164,24 +149,11 @@ class HfFolder:
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file; a damaged or truncated one is a DataError."""
-    size = path.stat().st_size
-    with path.open("rb") as handle:
-        head = handle.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-        if length > min(size - 8, MAX_HEADER):
-            raise DataError(f"{path} is truncated: {size} bytes do not hold its header", "download the file again")
-        raw = handle.read(length)
+    start, header = headers.read_header(path)
     try:
-        header = json.loads(raw)
-        header.pop("__metadata__", None)
-        start = 8 + length
-        entries = {n: _entry(path, start, d) for n, d in header.items()}
+        return {n: _entry(path, start, d) for n, d in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} has a damaged safetensors header: {error}", "download the file again") from None
-    end = max((e.offset + e.nbytes for e in entries.values()), default=start)
-    if end != size:
-        raise DataError(f"{path} has {size} bytes, its header tells of {end}", "download the file again")
-    return entries
+        raise headers.damaged_header(path, error) from None
 
 
 def _entry(path: Path, start: int, data: dict[str, Any]) -> TensorEntry:

@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "seeds",
         "static",
         "lookup",
+        "headers",
     ),
     ("algos", "batch"),
     ("engines", "trainers", "sync", "cluster", "weights", "rollout", "observe", "clock"),
