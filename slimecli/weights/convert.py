@@ -17,7 +17,7 @@ from slimecli.model_specs import ModelSpec, from_config
 from slimecli.weights.check import check_folder, spec_of
 from slimecli.weights.fingerprint import tensor_hash
 from slimecli.weights.hf import HfFolder, copy_companions, save_hf_folder
-from slimecli.weights.maps import objects_of, rules_of
+from slimecli.weights.maps import objects_of, rules_of, stored_in
 from slimecli.weights.maps.rule import Rule
 from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistWriter
 
@@ -94,7 +94,7 @@ def hf_to_torch_dist(
     begin = time.perf_counter()
     spec = _known(check_folder(hf, expected), hf)
     source, ledger = HfFolder(hf), _Ledger()
-    rules = rules_of(spec, spec.padded_vocab(vocab_multiple))
+    rules = rules_of(spec, spec.padded_vocab(vocab_multiple), source.shapes)
     _check_tied_head(source, spec)
     notes: dict[str, Any] = {}
     with files.committed_folder(out, notes) as folder:
@@ -144,7 +144,7 @@ def torch_dist_to_hf(
     if expected is not None and (differing := expected.check(config)):
         raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
     spec, ledger = from_config(config, name=like.name), _Ledger()
-    rules = rules_of(spec, _stored_vocab(source, spec))
+    rules = rules_of(spec, _stored_vocab(source, spec), stored_in(source.tensors, _hf_names(checkpoint)))
     _check_keys(source, rules)
     notes: dict[str, Any] = {}
 
@@ -184,6 +184,12 @@ def find_companions(checkpoint: Path) -> Path:
         if (folder / "config.json").is_file():
             return folder
     raise DataError(f"{checkpoint} came without a config.json", "name the HF folder of the model: --hf DIR")
+
+
+def _hf_names(checkpoint: Path) -> list[str]:
+    """Tensors of the HF folder that a checkpoint was converted from, if it was."""
+    path = next((p for p in (checkpoint / CERTIFICATE, checkpoint.parent / CERTIFICATE) if p.is_file()), None)
+    return list(files.read_json(path)["weights"]) if path else []
 
 
 def _known(spec: ModelSpec | None, hf: Path) -> ModelSpec:

@@ -47,10 +47,15 @@ def init_model(
     spec = dataclasses.replace(spec, vocab=rows)
     out.mkdir(parents=True, exist_ok=True)
     kind = str(dtype).removeprefix("torch.")
-    special = {k: tokens[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if tokens.get(k) is not None}
+    # stated even where there is none: some families' defaults lie beyond a small vocabulary
+    special = {k: tokens.get(k) for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     manifest = save_hf_folder(_draw(spec, seed, std, dtype), out, like=tokenizer_dir or out)
-    files.write_json(out / "config.json", {**spec.to_config(kind), **special})
-    files.write_json(out / "generation_config.json", {"do_sample": True, **special})
+    config = {**spec.to_config(kind), **special}
+    if spec.family.nested:
+        config[spec.family.nested] |= special
+    files.write_json(out / "config.json", config)
+    known = {k: v for k, v in special.items() if v is not None}
+    files.write_json(out / "generation_config.json", {"do_sample": True, **known})
     return {**manifest, "dtype": kind}
 
 

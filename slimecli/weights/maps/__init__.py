@@ -36,8 +36,22 @@ def fit(spec: ModelSpec, stored: Collection[str]) -> ModelSpec:
     mtp = _names(spec).mtp
     if not spec.mtp or mtp is None:
         return spec
-    here = tuple(p.format(k=k, n=spec.layers + k) for k in range(spec.mtp) for p in (mtp.layer, mtp.head, "mtp."))
-    return spec if any(name.startswith(here) for name in stored) else dataclasses.replace(spec, mtp=0)
+    if "embedding.word_embeddings.weight" in stored:
+        found = "mtp.layers.0.enorm.weight" in stored
+    else:
+        here = tuple(p.format(k=k, n=spec.layers + k) for k in range(spec.mtp) for p in (mtp.layer, mtp.head))
+        found = any(name.startswith(here) for name in stored)
+    return spec if found else dataclasses.replace(spec, mtp=0)
+
+
+def stored_in(tensors: Mapping[str, Shape], hf_names: Iterable[str]) -> dict[str, Shape]:
+    """`stored` of rules_of for a Megatron checkpoint.
+
+    Args:
+        tensors: what the checkpoint has.
+        hf_names: tensors of the HF folder it was made from, where known: they tell how experts were stored there.
+    """
+    return {**{name: () for name in hf_names if ".experts." in name}, **tensors}
 
 
 def objects_of(rules: Iterable[Rule]) -> list[str]:
