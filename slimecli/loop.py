@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slimecli.algos import Algorithm
-from slimecli.batch import from_groups, split_steps, weigh
+from slimecli.batch import TrainBatch, from_groups, split_steps, weigh
 from slimecli.clock import Clock
 from slimecli.errors import GateError, InterruptedRunError
 from slimecli.observe.gates import check_gates
@@ -59,7 +59,7 @@ def loop(parts: Parts, start: int, stop: int) -> None:
         parts.commit(0, measure(parts, 0), False)
     for step in range(start + 1, stop + 1):
         collection = collect(parts, step)
-        metrics = collection.metrics | learn(parts, step, collection.groups)
+        metrics = collection.metrics | learn(parts, step, collection)
         metrics |= publish(parts, step)
         metrics |= measure(parts, step)
         interrupted, verdict = parts.stop_requested(), judge(parts, step, metrics)
@@ -71,28 +71,35 @@ def loop(parts: Parts, start: int, stop: int) -> None:
 
 
 def collect(parts: Parts, step: int) -> Collection:
-    """Samples for this step; they are being written to the run directory while the trainer learns from them."""
+    """Samples for this step."""
     with parts.clock.phase("collect"):
-        collection = parts.aio.run(parts.collector.collect(step))
-        parts.record(step, collection)
-    return collection
+        return parts.aio.run(parts.collector.collect(step))
 
 
-def learn(parts: Parts, step: int, groups: list[Group]) -> dict[str, Any]:
-    """Optimizer steps on the samples: log-probs as needed, advantages, then one step per mini-batch."""
-    recipe, trainer = parts.recipe, parts.trainer
+def learn(parts: Parts, step: int, collection: Collection) -> dict[str, Any]:
+    """One optimizer step per mini-batch; meanwhile the samples are being written to the run directory."""
     with parts.clock.phase("learn"):
-        batch = from_groups(groups, temperature=recipe.rollout.temperature, reward_key=recipe.reward.key)
-        if recipe.trainer.steps_per_rollout > 1:
-            batch = batch.replace(old_log_probs=trainer.log_probs(batch))
-        if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
-            batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
-        batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
-        length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
-        minis = split_steps(batch, recipe.trainer.steps_per_rollout)
-        stats = [trainer.step(weigh(mini, recipe.algo.aggregation, length)) for mini in minis]
+        try:
+            minis = prepare(parts, collection.groups)
+        finally:
+            parts.record(step, collection)
+        stats = [parts.trainer.step(mini) for mini in minis]
         parts.clock.tokens(sum(mini.num_tokens for mini in minis))
     return train_metrics(stats) | (first_step_check(stats[0]) if step == 1 else {})
+
+
+def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
+    """Mini-batches with all that the loss needs: log-probs as asked for, advantages, weights."""
+    recipe, trainer = parts.recipe, parts.trainer
+    batch = from_groups(groups, temperature=recipe.rollout.temperature, reward_key=recipe.reward.key)
+    if recipe.trainer.steps_per_rollout > 1:
+        batch = batch.replace(old_log_probs=trainer.log_probs(batch))
+    if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
+        batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
+    batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
+    length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
+    minis = split_steps(batch, recipe.trainer.steps_per_rollout)
+    return [weigh(mini, recipe.algo.aggregation, length) for mini in minis]
 
 
 def publish(parts: Parts, version: int) -> dict[str, Any]:

@@ -201,13 +201,14 @@ class RunDir:
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
-    def append(self, path: Path, record: dict[str, Any]) -> None:
-        """Append one JSON line durably."""
+    def append(self, path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
+        """Append one JSON line; `durable` waits until it is on the disk."""
         is_new = not path.exists()
         with files.explain_disk_errors(path), path.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(record, sort_keys=True) + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
+            if durable:
+                handle.flush()
+                os.fsync(handle.fileno())
         if is_new:
             files.sync_folder(path.parent)
 

@@ -320,7 +320,13 @@ class Session:
     def record(self, source: PromptSource, step: int, collection: Collection) -> None:
         """Commit samples and cursor, while the trainer learns from them; `settle` waits for it."""
         self.remember(source, step, collection)
-        self._written = self._writer.submit(self._write_samples, step, collection, self._data_state)
+        state = self._data_state
+
+        def work() -> None:
+            self._write_samples(step, collection, state)
+            source.prepare(self.recipe.rollout.batch_size)
+
+        self._written = self._writer.submit(work)
 
     def _write_samples(self, step: int, collection: Collection, state: dict[str, Any]) -> None:
         """Samples first, then the cursor: a cursor on disk means that its samples are there."""
@@ -351,7 +357,8 @@ class Session:
                 self.checkpoint(trainer, step)
         perf = self.clock.lap()
         if metrics:
-            self.run.append(self.run.perf_path, {"step": step, "time": round(time.time(), 3), **perf})
+            timing = {"step": step, "time": round(time.time(), 3), **perf}
+            self.run.append(self.run.perf_path, timing, durable=False)
         if self._on_step is not None:
             self._on_step(step, metrics, perf)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slimecli import files
@@ -26,8 +26,8 @@ from slimecli.types import Group, Sample, SampleStatus
 class Collection:
     """What a step trains on, and how it came about."""
 
-    groups: list[Group]
-    """[batch_size] groups in prompt order"""
+    groups: list[Group] = field(repr=False)
+    """[batch_size] groups in prompt order; not in the repr, which asyncio.Runner makes of every result"""
     metrics: dict[str, float]
     """`rollout/...` values, deterministic"""
 
@@ -64,7 +64,8 @@ class RolloutCollector:
             missing = section.batch_size - len(accepted)
             wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
             prompts = self._source.take(wanted)
-            pending = [[Sample.from_dict(s.to_dict()) for s in g] for g in prompts]
+            # without a filter there is no surplus, and nothing goes back
+            pending = [[Sample.from_dict(s.to_dict()) for s in g] if self._keep else [] for g in prompts]
             groups = await asyncio.gather(*(self._one(step, g) for g in prompts))
             failed += self._check_failures(groups)
             for prompt, group in zip(pending, groups, strict=True):

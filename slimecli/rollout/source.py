@@ -53,6 +53,8 @@ class PromptSource:
         self._next_sample = 0
         self._buffer: list[Group] = []
         self._order = self._epoch_order(0)
+        self._spare: dict[int, Group] = {}
+        """row number -> a group that is not numbered yet; not part of the state"""
 
     def _epoch_order(self, epoch: int) -> list[int]:
         order = list(range(len(self._rows)))
@@ -72,14 +74,20 @@ class PromptSource:
             self._epoch += 1
             self._offset = 0
             self._order = self._epoch_order(self._epoch)
-        row = self._rows[self._order[self._offset]]
+        row = self._order[self._offset]
         self._offset += 1
-        group = row.copies(self._n_samples)
+        group = self._spare.pop(row, None) or self._rows[row].copies(self._n_samples)
         for sample in group:
             sample.group_index, sample.index = self._next_group, self._next_sample
             self._next_sample += 1
         self._next_group += 1
         return group
+
+    def prepare(self, n: int) -> None:
+        """Do ahead what is slow about the next n fresh groups; what `take` and `state` answer stays the same."""
+        for row in self._order[self._offset : self._offset + n]:
+            if row not in self._spare:
+                self._spare[row] = self._rows[row].copies(self._n_samples)
 
     def give_back(self, groups: list[Group]) -> None:
         """Put groups first in line for the next take."""

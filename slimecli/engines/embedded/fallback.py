@@ -86,6 +86,7 @@ class AnyDecoder:
         self._where: torch.Tensor | None = None
         self._head = self._module.get_output_embeddings()
         self.window = 0
+        self.window_step = WINDOW
 
     def store(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep new keys and values; called by the attention layers."""

@@ -17,34 +17,47 @@ def round_up(number: int, multiple: int) -> int:
 
 
 class KVCache:
-    """Keys and values of all layers, [layers, slots, kv_heads, max_len, head_dim] each."""
+    """Keys and values of all layers, [layers, slots, kv_heads, max_len, head_dim] each.
+
+    Attributes:
+        kv: [layers, 2, slots, kv_heads, max_len, head_dim], keys before values: one write serves both.
+    """
 
     def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self.k = self.v = torch.empty(0)
+        self.kv = torch.empty(0)
         self.allocate()
+
+    @property
+    def k(self) -> torch.Tensor:
+        """The keys."""
+        return self.kv[:, 0]
+
+    @property
+    def v(self) -> torch.Tensor:
+        """The values."""
+        return self.kv[:, 1]
 
     def allocate(self) -> None:
         """Take the memory. Zeros: a masked position must not hold NaN."""
-        self.k = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        self.v = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        layers, *rest = self.shape
+        self.kv = torch.zeros(layers, 2, *rest, dtype=self.dtype, device=self.device)
 
     def free(self) -> None:
         """Give the memory back."""
-        self.k = self.v = torch.empty(0)
+        self.kv = torch.empty(0)
 
     @property
     def nbytes(self) -> int:
         """Memory held now."""
-        return self.k.nbytes + self.v.nbytes
+        return self.kv.nbytes
 
     def copy(self, sources: list[int], targets: list[int], length: int) -> None:
         """Copy the first `length` positions of slot sources[i] to slot targets[i]."""
         src = torch.tensor(sources, device=self.device)
         dst = torch.tensor(targets, device=self.device)
-        for cache in (self.k, self.v):
-            for layer in cache:
-                window = layer[:, :, :length]
-                window[dst] = window[src]
+        for layer in self.kv:
+            window = layer[:, :, :, :length]
+            window[:, dst] = window[:, src]

@@ -33,10 +33,15 @@ class Layer:
     """[heads + kv_heads, head_dim] qk_norm laid out per head; derived"""
 
 
+NATIVE = 400
+"""matrix products [a, b] x [b, c] with a * b * c below this have a kernel, and a rounding, of their own on a CPU"""
+
+
 class Decoder:
     """Forward passes over slots.
 
     Attributes:
+        window_step: attended lengths are multiples of this; the result does not depend on which.
         live: HF name -> view into the fused tensors, in the checkpoint's order. Writing to a view loads a weight.
         cache: the KV cache, or None while it sleeps.
     """
@@ -53,7 +58,11 @@ class Decoder:
         self._owned: list[torch.Tensor] = []
         self._build()
         length = round_up(max_len, WINDOW)
-        self.cache = KVCache((config.layers, slots, config.kv_heads, length, config.head_dim), dtype, device)
+        rows = padded_rows(slots)
+        self.cache = KVCache((config.layers, rows, config.kv_heads, length, config.head_dim), dtype, device)
+        self._by_products = device.type == "cpu" and dtype == torch.float32
+        small = config.heads // config.kv_heads * config.head_dim < NATIVE // ROWS
+        self.window_step = ROWS if self._by_products and not small else WINDOW
         angles = torch.outer(
             torch.arange(length, dtype=torch.float32), inverse_frequencies(config.rope, config.head_dim)
         )
@@ -61,7 +70,7 @@ class Decoder:
         self._cos = torch.cat([angles.cos(), angles.cos()], -1).to(dtype).to(device)
         self._sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype).to(device)
         self._positions = torch.arange(length, device=device)
-        self._rows = torch.arange(slots, device=device)
+        self._rows = torch.arange(rows, device=device)
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -143,23 +152,24 @@ class Decoder:
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
-    def _project(self, h: torch.Tensor, layer: Layer, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[M, hidden] -> rotated queries and keys [M, heads + kv_heads, D], values [M, kv_heads, D]."""
+    def _project(self, h: torch.Tensor, layer: Layer, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """[M, hidden] -> [M, heads + 2 kv_heads, D]: queries and keys, rotated, then values."""
         c = self.config
         fused = F.linear(F.rms_norm(h, (c.hidden,), layer.norm1, c.eps), layer.qkv, layer.qkv_bias)
         heads = fused.view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
-        qk, v = heads[:, : c.heads + c.kv_heads], heads[:, c.heads + c.kv_heads :]
-        if layer.qk_scale is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.eps).mul_(layer.qk_scale)
-        first, second = qk.chunk(2, -1)
-        return (qk * cos).addcmul_(torch.cat((second, first), -1), sin), v
+        qk = heads[:, : c.heads + c.kv_heads]
+        plain = qk if layer.qk_scale is None else F.rms_norm(qk, (c.head_dim,), None, c.eps).mul_(layer.qk_scale)
+        first, second = plain.chunk(2, -1)
+        swapped = torch.cat((second, first), -1)
+        torch.mul(plain, cos, out=qk).addcmul_(swapped, sin)
+        return heads
 
-    def _mlp(self, h: torch.Tensor, layer: Layer) -> torch.Tensor:
+    def _add_mlp(self, h: torch.Tensor, layer: Layer) -> torch.Tensor:
         c = self.config
         gate, up = F.linear(
             F.rms_norm(h, (c.hidden,), layer.norm2, c.eps), layer.gate_up, layer.gate_up_bias
         ).chunk(2, -1)  # fmt: skip
-        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return _add_linear(h, F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, hidden] -> [M, vocab] float32; M must be a multiple of ROWS."""
@@ -170,31 +180,40 @@ class Decoder:
         """One token for each of the first `count` slots.
 
         Args:
-            tokens, positions: [M] with M = count rounded up to ROWS; the surplus rows are computed and meaningless.
-            window: attended positions, a multiple of WINDOW above the largest position.
+            tokens, positions: [M], M a multiple of ROWS; rows of empty slots are computed and meaningless.
+            window: attended positions, a multiple of window_step above the largest position.
 
         Returns:
             [M, vocab] float32 logits.
         """
-        c, cache = self.config, self.cache
-        rows, where = self._rows[:count], positions[:count]
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        visible = self._positions[:window] <= where[:, None]
-        mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, float("-inf"))[:, None, None]
-        groups = c.heads // c.kv_heads
-        attended = torch.zeros(len(tokens), c.heads * c.head_dim, dtype=self.dtype, device=self.device)
+        c = self.config
+        rows, cos, sin = self._rows[: len(tokens)], self._cos[positions][:, None], self._sin[positions][:, None]
+        hidden = self._positions[:window] > positions[:, None]
+        mask = torch.zeros_like(hidden, dtype=self.dtype).masked_fill_(hidden, float("-inf"))
+        mask = mask.repeat_interleave(c.kv_heads, 0)[:, None]
         h = F.embedding(tokens, self._embed)
-        for layer, k, v in zip(self._layers, cache.k, cache.v, strict=True):
-            qk, value = self._project(h, layer, cos, sin)
-            k[rows, :, where] = qk[:count, c.heads :]
-            v[rows, :, where] = value[:count]
-            # the queries that share a key head are viewed as query positions: no copy of keys and values per head
-            q = qk[:count, : c.heads].reshape(count, c.kv_heads, groups, c.head_dim)
-            out = F.scaled_dot_product_attention(q, k[:count, :, :window], v[:count, :, :window], attn_mask=mask)
-            attended[:count] = out.reshape(count, -1)
-            h = h + F.linear(attended, layer.o, layer.o_bias)
-            h += self._mlp(h, layer)
+        for layer, kv in zip(self._layers, self.cache.kv, strict=True):
+            heads = self._project(h, layer, cos, sin)
+            kv[:, rows, :, positions] = heads[:, c.heads :].view(len(tokens), 2, c.kv_heads, c.head_dim)
+            h = _add_linear(h, self._attend(heads[:, : c.heads], kv, window, mask), layer.o, layer.o_bias)
+            h = self._add_mlp(h, layer)
         return self.logits(h)
+
+    def _attend(self, queries: torch.Tensor, kv: torch.Tensor, window: int, mask: torch.Tensor) -> torch.Tensor:
+        """[M, heads, D] queries against the first M slots of a layer's cache -> [M, heads * D].
+
+        The queries that share a key head are viewed as query positions: no copy of keys and values per head.
+        """
+        c = self.config
+        count = len(queries) * c.kv_heads
+        q = queries.reshape(count, -1, c.head_dim)
+        k, v = kv.view(2, -1, *kv.shape[3:])[:, :count, :window]
+        if self._by_products:
+            scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=c.head_dim**-0.5)
+            out = torch.bmm(scores.softmax(-1), v)
+        else:
+            out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=mask[:, None])
+        return out.view(len(queries), -1)
 
     def prefill(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Fill the cache from position 0.
@@ -206,25 +225,30 @@ class Decoder:
         Returns:
             [n, P, hidden] for `logits`.
         """
-        c, cache = self.config, self.cache
+        c = self.config
         n, length = ids.shape
         cos, sin = self._cos[:length].repeat(n, 1)[:, None], self._sin[:length].repeat(n, 1)[:, None]
         h = F.embedding(ids.view(-1), self._embed)
         groups = c.heads // c.kv_heads
-        for layer, k, v in zip(self._layers, cache.k, cache.v, strict=True):
-            qk, value = self._project(h, layer, cos, sin)
-            per_head = qk.view(n, length, -1, c.head_dim).transpose(1, 2)
-            q, key = per_head[:, : c.heads], per_head[:, c.heads :]
-            value = value.reshape(n, length, c.kv_heads, c.head_dim).transpose(1, 2)
-            k[slots, :, :length] = key
-            v[slots, :, :length] = value
+        for layer, kv in zip(self._layers, self.cache.kv, strict=True):
+            heads = self._project(h, layer, cos, sin)
+            stored = heads[:, c.heads :].view(n, length, 2, c.kv_heads, c.head_dim)
+            kv[:, slots, :, :length] = stored.permute(2, 0, 3, 1, 4)
+            per_head = heads.view(n, length, -1, c.head_dim).transpose(1, 2)
+            q, k, v = torch.split(per_head, [c.heads, c.kv_heads, c.kv_heads], 1)
             # padding lies behind every real token, so the causal mask hides it
             out = F.scaled_dot_product_attention(
-                q, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True
+                q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), is_causal=True
             )
-            h = h + F.linear(out.transpose(1, 2).reshape(n * length, -1), layer.o, layer.o_bias)
-            h += self._mlp(h, layer)
+            h = _add_linear(h, out.transpose(1, 2).reshape(n * length, -1), layer.o, layer.o_bias)
+            h = self._add_mlp(h, layer)
         return h.view(n, length, -1)
+
+
+def _add_linear(h: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """h + x @ weight.T + bias."""
+    total = torch.addmm(h, x, weight.t())
+    return total if bias is None else total.add_(bias)
 
 
 def padded_rows(count: int) -> int:

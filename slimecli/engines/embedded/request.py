@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slimecli.errors import UsageError, nearest
@@ -210,6 +210,26 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     return pairs
 
 
+class _Parsed:
+    """Sampling parameters of a list, of which neighbours mostly differ in their seed alone."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._common: dict[str, Any] | None = None
+        self._last = (_DEFAULTS, 1)
+
+    def sampling(self, params: Any) -> tuple[Sampling, int]:
+        """parse_sampling, or the last result with another seed."""
+        seed = params.get("sampling_seed") if isinstance(params, dict) else None
+        if type(seed) is not int:
+            return parse_sampling(params, self._limits.end_ids, self._limits.vocab)
+        common = {k: v for k, v in params.items() if k != "sampling_seed"}
+        if common != self._common:
+            self._last = parse_sampling(params, self._limits.end_ids, self._limits.vocab)
+            self._common = common
+        return replace(self._last[0], seed=int(_number("sampling_seed", seed))), self._last[1]
+
+
 def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[[str], list[int]]) -> Ask:
     """Check a `/generate` payload; raises BadRequest naming what is wrong."""
     if not isinstance(payload, Mapping):
@@ -232,8 +252,9 @@ def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[
     starts = _spread(payload, "logprob_start_len", -1, count)
     tops = _spread(payload, "top_logprobs_num", 0, count)
     many = False
+    parsed = _Parsed(limits)
     for i, prompt in enumerate(prompts):
-        sampling, n = parse_sampling(per_prompt[i] or {}, limits.end_ids, limits.vocab)
+        sampling, n = parsed.sampling(per_prompt[i] or {})
         check_length(prompt, sampling, limits, i)
         many |= n > 1
         ask.rids.extend([rids[i]] if n == 1 else [f"{rids[i]}_{j}" for j in range(n)])
@@ -249,8 +270,6 @@ def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[
 
 def numbered(sampling: Sampling, n: int) -> list[Sampling]:
     """n samplings with a seed each; the first keeps the given one, so that n = 1 is its prefix."""
-    from dataclasses import replace
-
     return [sampling] + [replace(sampling, seed=(sampling.seed + j * 0x9E3779B1) % 2**62) for j in range(1, n)]
 
 

@@ -130,30 +130,31 @@ class Sampler:
         if self._any_hot:
             known = min(rows, self._slots)
             logits[:known] /= self._temperature[:known, None]
-        lse = logits.logsumexp(-1, keepdim=True)
         if self._all_greedy:
-            tokens = logits.argmax(-1)
+            tokens, lse = logits.argmax(-1), logits.logsumexp(-1, keepdim=True)
         else:
-            tokens = self._draw(logits, lse, counts)
+            tokens, lse = self._draw(logits, counts)
             if self._any_greedy:
                 known = min(rows, self._slots)
                 tokens[:known] = torch.where(self._greedy[:known], logits[:known].argmax(-1), tokens[:known])
         log_probs = (logits.gather(-1, tokens[:, None]) - lse)[:, 0]
         return tokens, log_probs, logits, lse
 
-    def _draw(self, logits: torch.Tensor, lse: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Inverse of the cumulative distribution at one uniform per row."""
+    def _draw(self, logits: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inverse of the cumulative distribution at one uniform per row; also each row's log-sum-exp [M, 1]."""
         known = min(len(logits), self._slots)
         u = torch.full((len(logits), 1), 0.5, dtype=torch.float64, device=self.device)
         u[:known, 0] = uniforms(self.seeds[:known], counts[:known])
-        probabilities = (logits - lse).exp_()
-        cumulative = probabilities.cumsum(-1)
-        point = (u * cumulative[:, -1:]).to(torch.float32)
+        top = logits.amax(-1, keepdim=True)
+        weights = (logits - top).exp_()
+        cumulative = weights.cumsum(-1)
+        total = cumulative[:, -1:]
+        point = (u * total).to(torch.float32)
         tokens = torch.searchsorted(cumulative, point).clamp_(max=self.vocab - 1)[:, 0]
         if self._cut_rows:
             index = torch.tensor(self._cut_rows, device=self.device)
-            tokens[index] = self._draw_cut(probabilities[index], u[index], self._cuts[index])
-        return tokens
+            tokens[index] = self._draw_cut(weights[index] / total[index], u[index], self._cuts[index])
+        return tokens, total.log().add_(top)
 
     @staticmethod
     def _draw_cut(probabilities: torch.Tensor, u: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:

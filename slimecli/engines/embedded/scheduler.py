@@ -45,7 +45,6 @@ class Scheduler:
         self._mask_ids: dict[tuple[str, ...], int] = {(): 0}
         self._said = torch.zeros(slots, WINDOW, dtype=torch.int64, device=device)
         self._log_probs = torch.zeros(slots, WINDOW, device=device)
-        self._all = torch.arange(slots, device=device)
         # the same numbers on the host, so that no step waits for the device to learn a length
         self._host_position = np.zeros(slots, dtype=np.int64)
         self._host_count = np.zeros(slots, dtype=np.int64)
@@ -183,13 +182,14 @@ class Scheduler:
     def _decode(self) -> None:
         n = self._top
         rows = padded_rows(n)
-        window = round_up(int(self._host_position[:n].max()) + 1, WINDOW)
+        window = round_up(int(self._host_position[:n].max()) + 1, self.model.window_step)
         logits = self.model.decode(self._token[:rows], self._position[:rows], n, window)
         tokens, log_probs, scaled, lse = self.sampler.sample(logits, self._count, self._host_count)
         self.sampler.record(tokens)
         tokens, log_probs, active = tokens[:n], log_probs[:n], self._active[:n]
-        self._said[self._all[:n], self._count[:n]] = tokens
-        self._log_probs[self._all[:n], self._count[:n]] = log_probs
+        place = self._count[:n, None]
+        self._said.scatter_(1, place, tokens[:, None])
+        self._log_probs.scatter_(1, place, log_probs[:, None])
         self._token[:n] = tokens
         self._position[:n] += active
         self._count[:n] += active
@@ -290,7 +290,7 @@ class Scheduler:
             return
         holes = [i for i in range(active) if self.running[i] is None]
         sources = [i for i in range(active, self._top) if self.running[i] is not None]
-        length = round_up(int(self._host_position[sources].max()) + 1, WINDOW)
+        length = int(self._host_position[sources].max()) + 1
         self.model.cache.copy(sources, holes, length)
         self.sampler.move(sources, holes)
         self.prefixes.move(sources, holes)

@@ -16,6 +16,8 @@ class SlotModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     cache: KVCache
+    window_step: int
+    """attended lengths are multiples of this (positions)"""
     live: dict[str, torch.Tensor]
     """HF name -> the engine's own weight; writing to it loads it"""
     aliases: dict[str, str]
