@@ -15,10 +15,10 @@ EXAMPLES = [
     "slime models",
     "slime models --filter qwen3",
     "slime models show qwen3-4b",
-    "slime models show qwen3-4b --json",
+    "slime models show deepseek-v3 --json",
 ]
 
-COLUMNS = ["name", "family", "params", "layers", "hidden", "heads", "kv", "head", "vocab", "context", "repo"]
+COLUMNS = "name family params active layers hidden heads kv head experts vocab context repo".split()
 
 
 def list_models(text: str = "") -> list[ModelSpec]:
@@ -80,11 +80,13 @@ def row(spec: ModelSpec) -> dict[str, Any]:
         "name": spec.name,
         "family": spec.family.model_type,
         "params": billions(spec.params),
+        "active": billions(spec.active_params),
         "layers": spec.layers,
         "hidden": spec.hidden,
         "heads": spec.heads,
-        "kv": spec.kv_heads,
-        "head": spec.head_dim,
+        "kv": "latent" if spec.mla else spec.kv_heads,
+        "head": spec.mla.qk_dim if spec.mla else spec.head_dim,
+        "experts": f"{spec.moe.experts}/{spec.moe.top_k}" if spec.moe else "-",
         "vocab": spec.vocab,
         "context": spec.max_positions,
         "repo": spec.repo or "(new weights only)",
@@ -93,44 +95,91 @@ def row(spec: ModelSpec) -> dict[str, Any]:
 
 def describe(spec: ModelSpec) -> list[dict[str, Any]]:
     """Everything about one model as rows of (what, value)."""
-    scaling = spec.rope_scaling
-    sizes = {d: f"{spec.weight_bytes(d) / 1e9:,.3f} GB" for d in ("float32", "bfloat16", "float8")}
-    pairs: list[tuple[str, Any]] = [
+    from slimecli.model_specs.megatron import command_line
+
+    pairs = [
         ("family", f"{spec.family.model_type} ({spec.family.architecture})"),
         ("repository", spec.repo or "-"),
         ("layers", spec.layers),
-        ("hidden / ffn", f"{spec.hidden} / {spec.ffn}"),
-        ("heads / kv heads / head dim", f"{spec.heads} / {spec.kv_heads} / {spec.head_dim}"),
+        ("hidden / ffn", f"{spec.hidden} / {spec.ffn if spec.dense_layers else 'experts only'}"),
+        *_attention_rows(spec),
+        *_expert_rows(spec),
         ("vocabulary", spec.vocab),
         ("output layer", "the embedding (tied)" if spec.tied else "its own"),
-        ("q, k norm / qkv bias", f"{spec.qk_norm or 'no'} / {_yes(spec.qkv_bias)}"),
-        ("rotary base", f"{spec.rope_theta:g}"),
-        ("rotary scaling", f"{scaling.rope_type}, factor {scaling.factor:g}" if scaling else "none"),
-        ("norm epsilon", f"{spec.eps:g}"),
+        ("norm epsilon", f"{spec.eps:g}{', weights stored less one' if spec.unit_norms else ''}"),
         ("context", f"{spec.max_positions} tokens"),
-        ("parameters", f"{spec.params:,} ({spec.active_params:,} active per token)"),
-        ("weights", ", ".join(f"{size} in {dtype}" for dtype, size in sizes.items())),
-        ("KV cache", f"{spec.kv_bytes_per_token():,} bytes per token in bfloat16"),
-        ("forward", f"{spec.flops_per_token(0) / 1e9:,.3f} GFLOP per token, without attention to the context"),
-        ("forward at 4096 tokens", f"{spec.flops_per_token(4096) / 1e9:,.3f} GFLOP per token"),
-        ("Megatron arguments", megatron_line(spec)),
+        *_size_rows(spec),
+        ("Megatron arguments", command_line(spec)),
         ("source", spec.source),
     ]
     return [{"what": what, "value": value} for what, value in pairs]
 
 
-def megatron_line(spec: ModelSpec) -> str:
-    """The arguments as Megatron's command line takes them."""
-    return " ".join(f"--{k}" if v is True else f"--{k} {v}" for k, v in spec.megatron_args().items())
+def _attention_rows(spec: ModelSpec) -> list[tuple[str, Any]]:
+    mla, linear, index, scaling = spec.mla, spec.linear, spec.indexer, spec.rope_scaling
+    rows: list[tuple[str, Any]] = []
+    if mla:
+        ranks = f"{mla.q_rank or 'none'} / {mla.kv_rank}"
+        rows.append(("latent attention: heads, query / key-value rank", f"{spec.heads}, {ranks}"))
+        rows.append(("per head: plain / rotary / value", f"{mla.nope_dim} / {mla.rope_dim} / {mla.v_dim}"))
+    else:
+        rows.append(("heads / kv heads / head dim", f"{spec.heads} / {spec.kv_heads} / {spec.head_dim}"))
+        rows.append(("q, k norm / qkv bias", f"{spec.qk_norm or 'no'} / {'yes' if spec.qkv_bias else 'no'}"))
+    if spec.gated:
+        rows.append(("attention output", "gated, by half of q_proj"))
+    if spec.sandwich:
+        rows.append(("norms", "also after attention and after the MLP"))
+    if linear:
+        heads = (
+            f"{linear.key_heads} key and {linear.value_heads} value heads of {linear.key_dim} and {linear.value_dim}"
+        )
+        rows.append(("gated delta", f"all but each {linear.full_every}th layer: {heads}, convolution {linear.conv}"))
+    if index:
+        shared = f", in each {index.every}th layer" if index.every > 1 else ""
+        rows.append(("indexer", f"{index.heads} heads of {index.head_dim}, top {index.top_k}{shared}"))
+    style = ", neighbouring pairs" if spec.interleaved else ""
+    rows.append(("rotary base", f"{spec.rope_theta:g}, over {spec.rotary:.0%} of the head{style}"))
+    rows.append(("rotary scaling", f"{scaling.rope_type}, factor {scaling.factor:g}" if scaling else "none"))
+    return rows
+
+
+def _expert_rows(spec: ModelSpec) -> list[tuple[str, Any]]:
+    moe = spec.moe
+    if moe is None:
+        return []
+    groups = f", from {moe.top_groups} of {moe.groups} groups" if moe.groups > 1 else ""
+    rows = [
+        ("experts", f"{moe.experts} of width {moe.ffn}, {moe.top_k} per token{groups}"),
+        ("router", f"{moe.score}{', normalized' if moe.normalize else ''}, x {moe.scale:g}"),
+    ]
+    if moe.shared_ffn:
+        rows.append(("shared expert", f"width {moe.shared_ffn}{', gated' if moe.shared_gate else ''}"))
+    if moe.dense_layers:
+        rows.append(("dense layers", f"the first {moe.dense_layers}"))
+    return rows
+
+
+def _size_rows(spec: ModelSpec) -> list[tuple[str, Any]]:
+    sizes = ", ".join(f"{spec.weight_bytes(d) / 1e9:,.3f} GB in {d}" for d in ("float32", "bfloat16", "float8"))
+    rows = [("parameters", f"{spec.params:,} ({spec.active_params:,} active per token)")]
+    if spec.mtp:
+        rows.append(("prediction layers", f"{spec.mtp}, with {spec.mtp_params:,} parameters more"))
+    rows += [
+        ("weights", sizes),
+        ("KV cache", f"{spec.kv_bytes_per_token():,} bytes per token in bfloat16"),
+    ]
+    if spec.linear:
+        rows.append(("state of gated delta", f"{spec.state_bytes():,} bytes per sequence, whatever its length"))
+    rows += [
+        ("forward", f"{spec.flops_per_token(0) / 1e9:,.3f} GFLOP per token, without attention to the context"),
+        ("forward at 4096 tokens", f"{spec.flops_per_token(4096) / 1e9:,.3f} GFLOP per token"),
+    ]
+    return rows
 
 
 def billions(count: int) -> str:
     """1234567 -> 1.23M."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return str(count)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

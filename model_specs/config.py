@@ -44,9 +44,9 @@ TABLE: dict[str, Field] = {
     "ffn": Field("intermediate_size"),
     "heads": Field("num_attention_heads"),
     "vocab": Field("vocab_size"),
-    "eps": Field("rms_norm_eps", float, 1e-6),
+    "eps": Field("rms_norm_eps", float),
     "tied": Field("tie_word_embeddings", bool, False),
-    "max_positions": Field("max_position_embeddings", int, 0),
+    "max_positions": Field("max_position_embeddings"),
     "qkv_bias": Field("attention_bias", bool, False, common=False),
     "qk_norm": Field("use_qk_norm", _norm, "", common=False),
     "gated": Field("attn_output_gate", bool, False, common=False),
@@ -298,24 +298,27 @@ def differences(spec: ModelSpec, config: Mapping[str, Any], known: Mapping[str, 
         out.append(f"model_type: spec {spec.family.model_type}, config {found.family.model_type}")
     if found.missing:
         return out
-    mine, theirs = flat(spec), flat(found.spec("config"))
+    other = found.spec("config")
+    mine, theirs = flat(spec), flat(other)
+    if not (spec.dense_layers or other.dense_layers):  # no weight has this width
+        del mine["ffn"], theirs["ffn"]
     for path in {**mine, **theirs}:
-        one, other = mine.get(path), theirs.get(path)
         section = path.rpartition(".")[0]
-        if one != other and not (section and (section not in mine or section not in theirs)):
-            out.append(f"{path}: spec {_show(one)}, config {_show(other)}")
+        both = not section or (section in mine and section in theirs)
+        if both and mine.get(path) != theirs.get(path):
+            out.append(f"{path}: spec {_show(mine.get(path))}, config {_show(theirs.get(path))}")
     return out
 
 
 def flat(spec: ModelSpec) -> dict[str, Any]:
-    """The numbers of a spec by dotted name; a section that is there is also itself, as True."""
+    """The numbers of a spec by dotted name; a section that is there also has a line of its own."""
     skipped = {"name", "max_positions", "repo", "revision", "source", "note", "family"}
     out: dict[str, Any] = {}
     for item in fields(spec):
         value = getattr(spec, item.name)
         if item.name in SECTIONS or item.name == "rope_scaling":
-            out[item.name] = value is not None
             if value is not None:
+                out[item.name] = "there"
                 out |= {f"{item.name}.{f.name}": getattr(value, f.name) for f in fields(value)}
         elif item.name not in skipped:
             out[item.name] = value

@@ -131,8 +131,8 @@ def command_line(spec: ModelSpec) -> str:
     words = []
     for flag, value in arguments(spec).items():
         words.append(f"--{flag}")
-        if isinstance(value, list):  # no spaces: the shell would split it
-            words.append(f"[{','.join(map(str, value))}]")
+        if isinstance(value, list):  # which layers have experts: the dense ones come first
+            words.append(f"'[0]*{value.count(0)}+[1]*{value.count(1)}'")
         elif value is not True:
             words.append(str(value))
     return " ".join(words)

@@ -38,7 +38,9 @@ def write_heads(spec: ModelSpec) -> dict[str, Any]:
 def read_rope(found: Reading, text: Mapping[str, Any]) -> None:
     """Rotary base, scaling and rotated part, from either of the two forms that transformers has written."""
     parameters: dict[str, Any] = {**(text.get("rope_scaling") or {}), **(text.get("rope_parameters") or {})}
-    found.values["rope_theta"] = float(parameters.get("rope_theta") or text.get("rope_theta") or 10000.0)
+    found.values["rope_theta"] = float(
+        parameters.get("rope_theta") or text.get("rope_theta") or found.family.traits.get("rope_theta", 10000.0)
+    )
     found.values["rope_scaling"] = _scaling(found, parameters)
     part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor"))
     key = found.family.keys.get("rotary", "")
@@ -103,10 +105,10 @@ def read_moe(found: Reading, text: Mapping[str, Any]) -> None:
     if shared is None:
         stated = [k for k in ("n_shared_experts", "shared_expert_intermediate_size") if text.get(k)]
         found.strange += [f"{k} is {text[k]!r}, expected none" for k in stated]
-    elif text.get(shared) is None:
+    elif shared not in text:
         found.missing.append(shared)
     elif ffn is not None:
-        found.values["moe.shared_ffn"] = int(text[shared]) * (ffn if shared == "n_shared_experts" else 1)
+        found.values["moe.shared_ffn"] = int(text[shared] or 0) * (ffn if shared == "n_shared_experts" else 1)
     dense = _dense_layers(found, text)
     if dense is None:
         found.missing.append(keys.get("moe.dense_layers", ""))

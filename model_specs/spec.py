@@ -200,6 +200,11 @@ class ModelSpec:
         return self.heads // self.kv_heads
 
     @property
+    def dense_layers(self) -> int:
+        """Layers with a dense MLP of `ffn` rows."""
+        return self.layers if self.moe is None else self.moe.dense_layers
+
+    @property
     def params(self) -> int:
         """All parameters but those of prediction layers; a tied output layer counts once."""
         return counts.params(self)

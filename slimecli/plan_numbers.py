@@ -66,10 +66,10 @@ def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
     share, ranks = spec.params / trainer.processes, f"/ {trainer.processes} processes" * (trainer.processes > 1)
     compute = 2 if on_gpu and recipe.model.dtype == "bfloat16" else 4
     tokens = max(trainer.max_tokens_per_micro_batch, recipe.max_context)
-    kept = spec.hidden if trainer.activation_checkpointing else 12 * spec.hidden + 4 * spec.ffn
+    kept = spec.hidden if trainer.activation_checkpointing else spec.activation_width
     activations = tokens * spec.layers * kept * compute
     # a recomputed layer is alive as a whole while its backward pass runs
-    activations += tokens * (12 * spec.hidden + 4 * spec.ffn) * compute * trainer.activation_checkpointing
+    activations += tokens * spec.activation_width * compute * trainer.activation_checkpointing
     chunk = min(trainer.logits_chunk_tokens, tokens) * spec.vocab * 4 * 2
     millions = f"{spec.params / 1e6:,.2f} M parameters"
     rows = [
@@ -104,8 +104,9 @@ def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
         ("weights", spec.weight_bytes(dtype), f"{spec.params / 1e6:,.2f} M parameters in {dtype}"),
         (
             "KV cache, at most",
-            slots * recipe.max_context * per_token,
-            f"{slots} answers x {recipe.max_context} tokens x {per_token:,} bytes",
+            slots * (recipe.max_context * per_token + spec.state_bytes(dtype)),
+            f"{slots} answers x {recipe.max_context} tokens x {per_token:,} bytes"
+            + (f", and a state of {spec.state_bytes(dtype):,} bytes each" if spec.linear else ""),
         ),
     ]
     return _with_sum("memory of an engine", [*rows, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
