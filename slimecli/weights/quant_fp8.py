@@ -48,20 +48,26 @@ class Fp8Quantizer:
         self.quantised: list[str] = []
         self._kept: list[str] = []
 
+    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether this weight is quantised; remembers the answer for config.json."""
+        if is_quantised(name, shape):
+            self.quantised.append(name)
+            return True
+        if name.endswith(".weight") and len(shape) >= 2:
+            self._kept.append(name.removesuffix(".weight"))
+        return False
+
     def stream(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) -> the same, where a quantised weight is followed by its `NAME_scale_inv`."""
         for name, tensor in pairs:
-            if is_quantised(name, tuple(tensor.shape)):
-                values, scales = encode_e4m3(tensor, BLOCK, power_of_two=self.power_of_two)
-                if not torch.isfinite(scales).all():
-                    raise DataError(f"{name} holds NaN or infinite values", "these weights are broken: get them again")
-                self.quantised.append(name)
-                yield name, values
-                yield f"{name}_scale_inv", scales
+            if not self.takes(name, tuple(tensor.shape)):
+                yield name, tensor
                 continue
-            if name.endswith(".weight") and tensor.ndim >= 2:
-                self._kept.append(name.removesuffix(".weight"))
-            yield name, tensor
+            values, scales = encode_e4m3(tensor, BLOCK, power_of_two=self.power_of_two)
+            if not torch.isfinite(scales).all():
+                raise DataError(f"{name} holds NaN or infinite values", "these weights are broken: get them again")
+            yield name, values
+            yield f"{name}_scale_inv", scales
 
     def quantization_config(self) -> dict[str, Any]:
         """What config.json says of the weights, once the stream is at its end."""
