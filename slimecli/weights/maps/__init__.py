@@ -24,6 +24,8 @@ def rules_of(spec: ModelSpec, padded_vocab: int = 0, stored: Mapping[str, Shape]
     names = _names(spec)
     if stored is None:
         return model_rules(spec, names, padded_vocab)
+    if names.other_root and f"{names.other_root}embed_tokens.weight" in stored:
+        names = dataclasses.replace(names, root=names.other_root)
     rules = model_rules(fit(spec, stored), names, padded_vocab, stored)
     return rules + [whole(name, name, stored[name]) for name in _carried(spec, names, stored)]
 
@@ -49,9 +51,10 @@ def stored_in(tensors: Mapping[str, Shape], hf_names: Iterable[str]) -> dict[str
 
     Args:
         tensors: what the checkpoint has.
-        hf_names: tensors of the HF folder it was made from, where known: they tell how experts were stored there.
+        hf_names: tensors of the HF folder it was made from, where known: they tell in which of several forms it was.
     """
-    return {**{name: () for name in hf_names if ".experts." in name}, **tensors}
+    telling = (name for name in hf_names if ".experts." in name or name.endswith("model.embed_tokens.weight"))
+    return {**dict.fromkeys(telling, ()), **tensors}
 
 
 def objects_of(rules: Iterable[Rule]) -> list[str]:

@@ -33,6 +33,8 @@ class Names:
 
     root: str = "model."
     """prefix of the decoder"""
+    other_root: str = ""
+    """prefix that transformers keeps when it takes the language model out of a larger one"""
     mlp: str = "mlp."
     gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """of routed experts"""
@@ -83,7 +85,7 @@ LAYOUTS: dict[str, Names] = {
     "mla": Names(mtp=_APPENDED),
     "qwen3_next": Names(shared="shared_expert.", fused_delta=True, mtp=replace(_QWEN, hidden_first=True)),
     "qwen3_5": replace(_QWEN3_5, root="model.language_model.", carried=("model.visual.",)),
-    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_text": replace(_QWEN3_5, other_root="model.language_model."),
 }
 """Family.layout -> its names"""
 
