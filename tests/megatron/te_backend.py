@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
@@ -81,9 +82,9 @@ class LayerNormColumnLinear(ColumnParallelLinear):
 class Linear(_Stateful):
     """TELinear with parallel_mode `duplicated`: every tensor-parallel rank holds the whole weight."""
 
-    def __init__(self, input_size: int, output_size: int, *, config: Any, tp_group: Any = None, **_: Any) -> None:
+    def __init__(self, input_size: int, output_size: int, *, config: Any, **_: Any) -> None:
         super().__init__()
-        self.tp_group = tp_group
+        self.tp_group = parallel_state.get_tensor_model_parallel_group()
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
         config.init_method(self.weight)
 
@@ -118,6 +119,12 @@ class _GroupedLinear(_Stateful):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             config.init_method(weight)
             self.register_parameter(f"weight{i}", weight)
+        # a checkpoint has a state per expert, the module one for all
+        self.register_load_state_dict_pre_hook(self._merge_states)
+
+    def _merge_states(self, _: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        for i in range(1, self.count):
+            state.pop(f"{prefix}_extra_state{i}", None)
 
     def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, None]:
         parts = torch.split(x, m_splits)
