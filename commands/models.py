@@ -18,7 +18,21 @@ EXAMPLES = [
     "slime models show deepseek-v3 --json",
 ]
 
-COLUMNS = "name family params active layers hidden heads kv head experts vocab context repo".split()
+COLUMNS = [
+    "name",
+    "family",
+    "params",
+    "active",
+    "layers",
+    "hidden",
+    "heads",
+    "kv",
+    "head",
+    "experts",
+    "vocab",
+    "context",
+    "repo",
+]
 
 
 def list_models(text: str = "") -> list[ModelSpec]:

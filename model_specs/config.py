@@ -90,6 +90,9 @@ INERT: dict[str, tuple[Any, ...]] = {
 }
 """config fields that change the model, and the values at which they do not"""
 
+WINDOWED, LINEAR = ("sliding_attention", "chunked_attention"), "linear_attention"
+"""values of layer_types that make another model"""
+
 STORED = ("fp8", "compressed-tensors")
 """quantizations that say how the weights are stored, not that the model is another one"""
 
@@ -236,6 +239,8 @@ def _strange(text: Mapping[str, Any], family: Family) -> list[str]:
         value = text.get(key)
         if key in text and value is not None and value not in inert and key not in family.keys.values():
             out.append(f"{key} is {value!r}, expected {inert[0]!r}")
+    windowed = set(text.get("layer_types") or ()) & set(WINDOWED if "linear" in family.traits else (*WINDOWED, LINEAR))
+    out += [f"layer_types has {kind!r}, which this family does not" for kind in sorted(windowed)]
     for section, keys in FOREIGN.items():
         if section not in family.traits:
             out += [f"{k} is {text[k]!r}, expected none" for k in keys if text.get(k)]
@@ -304,10 +309,17 @@ def differences(spec: ModelSpec, config: Mapping[str, Any], known: Mapping[str, 
         del mine["ffn"], theirs["ffn"]
     for path in {**mine, **theirs}:
         section = path.rpartition(".")[0]
-        both = not section or (section in mine and section in theirs)
-        if both and mine.get(path) != theirs.get(path):
+        if mine.get(path) == theirs.get(path) or (section and not (section in mine and section in theirs)):
+            continue
+        if path == "rope_scaling":
+            out.append(f"{path}: spec {_scaling(spec)}, config {_scaling(other)}")
+        else:
             out.append(f"{path}: spec {_show(mine.get(path))}, config {_show(theirs.get(path))}")
     return out
+
+
+def _scaling(spec: ModelSpec) -> str:
+    return f"{spec.rope_scaling.rope_type} x{spec.rope_scaling.factor:g}" if spec.rope_scaling else "none"
 
 
 def flat(spec: ModelSpec) -> dict[str, Any]:
