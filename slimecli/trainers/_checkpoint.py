@@ -12,7 +12,7 @@ There is no RNG state: what might be random in a step is seeded by (run seed, st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,18 @@ def load_state(folder: Path, tensors: Mapping[str, Tensor], rank: int, world: in
                 if low < high:
                     target[low - start : high - start].copy_(shards.rows(file, name, low - a, high - a))
     return int(index["step"])
+
+
+def stored_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, whole tensor) of the weights in a checkpoint, in name order; one tensor alive at a time."""
+    stored = files.read_json(folder / "state.json")["tensors"]
+    with _Shards(folder) as shards:
+        for key in sorted(k for k in stored if k.startswith("weight/")):
+            entry = stored[key]
+            tensor = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+            for file, start, stop in entry["rows"]:
+                tensor[start:stop] = shards.rows(file, key, 0, stop - start)
+            yield key.removeprefix("weight/"), tensor
 
 
 class _Shards:

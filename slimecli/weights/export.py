@@ -1,0 +1,191 @@
+"""Writing a model as an HF folder: cast, quantise, shard, then open it again and compare it with where it came from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slimecli import __version__, files
+from slimecli.errors import DataError, UsageError
+from slimecli.weights.check import check_folder
+from slimecli.weights.fingerprint import tensor_hash
+from slimecli.weights.hf import save_hf_folder
+from slimecli.weights.origin import Origin, Pairs, hf_origin
+from slimecli.weights.quant import Weights, open_weights
+from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, quantizer_of
+from slimecli.weights.quant_scheme import plain_config
+
+CERTIFICATE = "certificate.json"
+KIND = "export"
+"""`kind` in the DONE.json of an exported folder"""
+SHARD_BYTES = 5_000_000_000
+_FULL_PRECISION = re.compile(r"e_score_correction_bias$")
+"""what routers add to their scores: kept in float32, as a cast would send tokens to other experts"""
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+def export_weights(
+    origin: Origin,
+    out: Path,
+    *,
+    dtype: str = "",
+    quantize: str = "",
+    max_shard_bytes: int = SHARD_BYTES,
+    overwrite: bool = False,
+    card: Callable[[dict[str, Any]], str],
+) -> dict[str, Any]:
+    """Write, open again, compare, commit.
+
+    Args:
+        out: becomes an HF folder, whole or not at all.
+        dtype: of what is not quantised; empty: the origin's.
+        quantize: name in quant_fp8.QUANTIZERS; empty: no.
+        max_shard_bytes: largest safetensors file (bytes), unless one tensor alone is larger.
+        overwrite: an earlier export at `out` may be replaced.
+        card: notes -> README.md.
+
+    Returns what DONE.json holds.
+    """
+    from slimecli.weights.convert import torch_dtype
+
+    kind, quantizer = torch_dtype(dtype or origin.dtype), quantizer_of(quantize)
+    refuse_target(out, origin, overwrite=overwrite)
+    notes: dict[str, Any] = {"kind": KIND, "from": origin.kind, **origin.facts}
+    with files.committed_folder(out, notes) as folder:
+        read = _reader(origin, folder / "converted")
+
+        def cast() -> Pairs:
+            return ((name, _cast(name, tensor, kind)) for name, tensor in read())
+
+        stream = quantizer.stream(cast()) if quantizer else cast()
+        notes |= save_hf_folder(stream, folder, like=origin.like, max_shard_bytes=max_shard_bytes)
+        _complete_config(folder, kind)
+        if quantizer:
+            quantizer.finish(folder)
+        notes |= {"dtype": _dtype_named(folder), "quantized": quantize}
+        files.write_text(folder / "README.md", card(notes))
+        check_folder(folder)
+        rows = compare(cast(), open_weights(folder), quantizer)
+        head = {"to": "hf", "verified": True, "slime": __version__, "torch": torch.__version__}
+        files.write_json(folder / CERTIFICATE, {**notes, **head, "weights": rows})
+        shutil.rmtree(folder / "converted", ignore_errors=True)
+    return notes
+
+
+def compare(source: Pairs, result: Weights, quantizer: Fp8Quantizer | None) -> dict[str, dict[str, Any]]:
+    """Every tensor of the source against what reads back: equal to the bit, or off by no more than e4m3 rounding.
+
+    Returns name -> {"dtype", "shape", "hash" (of the source's bytes, as cast), "error" (share of what is allowed)}.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    quantised = set(quantizer.quantised) if quantizer else set()
+    for name, tensor in source:
+        if name not in result.entries:
+            raise DataError(f"verification: {name} is not in the result", "report this")
+        back = result.read(name)
+        rows[name] = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "hash": _hash(tensor),
+        }
+        if tuple(back.shape) != tuple(tensor.shape):
+            raise DataError(
+                f"verification: {name} has shape {list(back.shape)}, not {list(tensor.shape)}", "report this"
+            )
+        if name in quantised:
+            assert quantizer is not None
+            share = error_share(tensor, back, power_of_two=quantizer.power_of_two)
+            rows[name] |= {"dtype": "float8_e4m3fn", "error": round(share, 4)}
+            if not share <= 1:
+                raise DataError(
+                    f"verification: {name} is off by {share:.3g} times what fp8 rounding allows", "report this"
+                )
+        elif back.dtype != tensor.dtype or _hash(back) != rows[name]["hash"]:
+            raise DataError(
+                f"verification: {name} reads back differently from what was written",
+                "the disk or its driver is at fault, or this is a bug: export again",
+            )
+    if stray := sorted(set(result.entries) - set(rows)):
+        raise DataError(f"verification: the result has {stray[0]}, the source has not", "report this")
+    return rows
+
+
+def refuse_target(out: Path, origin: Origin, *, overwrite: bool) -> None:
+    """An export may replace an earlier export, and nothing else; least of all what it is made from."""
+    target = out.resolve()
+    for used in (origin.path.resolve(), origin.like.resolve()):
+        if target == used or target in used.parents or used in target.parents:
+            raise UsageError(f"--out {out} lies in, or contains, what is exported ({used})", "choose another folder")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not is_export(out):
+        raise UsageError(f"{out} exists and is no export of slime", "choose another --out; it is not replaced")
+    if not overwrite:
+        raise UsageError(f"{out} exists already", "replace it with --overwrite, or choose another --out")
+
+
+def is_export(folder: Path) -> bool:
+    """True for a complete folder that slime exported."""
+    return files.is_committed(folder) and files.read_json(folder / files.DONE).get("kind") == KIND
+
+
+def parse_bytes(text: str) -> int:
+    """`5GB`, `512MiB` or a plain number, in bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", text.upper())
+    unit = match.group(2) if match else "?"
+    unit = unit if unit in _UNITS else f"{unit}B"
+    if not match or unit not in _UNITS or float(match.group(1)) * _UNITS[unit] < 1:
+        raise UsageError(f"{text!r} is no size", "write 5GB, 500MB or 2GiB")
+    return int(float(match.group(1)) * _UNITS[unit])
+
+
+def _reader(origin: Origin, scratch: Path) -> Callable[[], Pairs]:
+    if origin.weights is not None:
+        return origin.weights
+    from slimecli.weights.convert import torch_dist_to_hf
+
+    torch_dist_to_hf(origin.path, scratch, like=origin.like)
+    converted = hf_origin(scratch).weights
+    assert converted is not None
+    return converted
+
+
+def _cast(name: str, tensor: torch.Tensor, kind: torch.dtype | None) -> torch.Tensor:
+    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
+        bad = int((~torch.isfinite(tensor)).sum())  # a sum may overflow where no value is wrong
+        if bad:
+            raise DataError(f"{name} holds {bad} NaN or infinite value(s)", "these weights are broken: take other ones")
+    if kind is None or not tensor.is_floating_point() or _FULL_PRECISION.search(name):
+        return tensor
+    return tensor.to(kind)
+
+
+def _complete_config(folder: Path, kind: torch.dtype | None) -> None:
+    """The copied config.json may speak of another dtype, or of a quantisation that the result does not have."""
+    config = plain_config(files.read_json(folder / "config.json"))
+    if kind is not None:
+        named = str(kind).removeprefix("torch.")
+        text = config.get("text_config")
+        for part in (config, text) if isinstance(text, dict) else (config,):
+            if part is config or any(k in part for k in _DTYPE_KEYS):
+                for key in _DTYPE_KEYS:
+                    part.pop(key, None)
+                part["torch_dtype"] = named
+    files.write_json(folder / "config.json", config)
+
+
+def _dtype_named(folder: Path) -> str:
+    """The dtype that config.json states."""
+    config = files.read_json(folder / "config.json")
+    nested = config.get("text_config") or {}
+    return str(next((c[k] for c in (config, nested) for k in _DTYPE_KEYS if c.get(k)), "as stored"))
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    return f"{int(tensor_hash(tensor).item()) & (2**64 - 1):016x}"
