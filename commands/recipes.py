@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt
+from slimecli.commands._options import JsonOpt, ModelOpt, SetOpt
 
 EXAMPLES = [
     "slime recipes",
     "slime recipes show quickstart",
     "slime recipes copy quickstart my-recipe.toml",
+    "slime recipes show quickstart --resolved --set steps=200",
     "slime recipes --fields",
     "slime recipes --algorithms",
 ]
@@ -33,6 +34,13 @@ def show_recipe(name: str) -> str:
     from slimecli.recipe import recipe_path
 
     return recipe_path(name).read_text(encoding="utf-8")
+
+
+def resolve_recipe(name: str, overrides: tuple[str, ...] = (), model: str = "") -> str:
+    """Every value that is in force, defaults and overrides included, as JSON: what a run keeps as recipe.json."""
+    from slimecli.recipe import load_recipe
+
+    return load_recipe(name, overrides, model).to_json()
 
 
 def copy_recipe(name: str, target: str) -> str:
@@ -80,6 +88,9 @@ def cli(
     target: Annotated[str, typer.Argument(metavar="[FILE]", help="file to copy to")] = "",
     fields: Annotated[bool, typer.Option("--fields", help="every recipe field with default and help")] = False,
     algorithms: Annotated[bool, typer.Option("--algorithms", help="the algorithms algo.name can name")] = False,
+    resolved: Annotated[bool, typer.Option("--resolved", help="with show: every value in force, as JSON")] = False,
+    model: ModelOpt = "",
+    set_: SetOpt = None,
     json_: JsonOpt = False,
 ) -> None:
     """Show the recipes that come with slime, and everything a recipe can say."""
@@ -94,6 +105,8 @@ def cli(
         console.emit(found) if json_ else console.table(found, ["name", "title"])
         console.hint("slime recipes show NAME", "the recipe itself")
         console.hint("slime run --recipe NAME", "do it")
+    elif action == "show" and name and resolved:
+        console.emit_line(resolve_recipe(name, tuple(set_ or ()), model).rstrip("\n"))
     elif action == "show" and name:
         text = show_recipe(name)
         console.emit({"name": name, "toml": text}) if json_ else console.emit_line(text.rstrip("\n"))

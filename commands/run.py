@@ -230,7 +230,7 @@ def cli(
             again = f"slime run --resume --run {target.root}"
             if isinstance(error, InterruptedRunError):
                 raise InterruptedRunError(error.what, f"continue with: {again}") from None
-            console.hint(again, "once it is mended")
+            console.hint(again, "once it is mended; if a value of the recipe is wrong, add --set KEY=VALUE")
             raise
     if set(result["stages"].values()) == {"skipped"}:
         raise _nothing_to_do(target, resolved)

@@ -18,7 +18,7 @@ complete -c slime -n __fish_use_subcommand -a serve -d 'Serve a model or a runs 
 complete -c slime -n __fish_use_subcommand -a rollout -d 'Generate and score answers - the next step of a run, or any prompt file with any model'
 complete -c slime -n __fish_use_subcommand -a train -d 'Train on the samples of the next step, or on demonstrations'
 complete -c slime -n __fish_use_subcommand -a eval -d 'Score held-out problems, sampled and greedy'
-complete -c slime -n __fish_use_subcommand -a export -d 'Write a runs weights as an HF folder with tokenizer, chat template and model card'
+complete -c slime -n __fish_use_subcommand -a export -d 'Write weights as an HF folder with tokenizer, chat template and model card; upload it if asked to'
 complete -c slime -n __fish_use_subcommand -a watch -d 'Follow a run live, until it ends. The exit code says how it ended'
 complete -c slime -n __fish_use_subcommand -a report -d 'Write a run as one HTML file - curves, stages, answers before and after, recipe'
 complete -c slime -n __fish_use_subcommand -a runs -d 'List runs with status, step and reward, or show one'
@@ -57,6 +57,7 @@ complete -c slime -n '__fish_seen_subcommand_from download' -s o
 complete -c slime -n '__fish_seen_subcommand_from download' -l allow
 complete -c slime -n '__fish_seen_subcommand_from download' -l ignore
 complete -c slime -n '__fish_seen_subcommand_from download' -l offline
+complete -c slime -n '__fish_seen_subcommand_from download' -l endpoint
 complete -c slime -n '__fish_seen_subcommand_from download' -l json
 complete -c slime -n '__fish_seen_subcommand_from download' -l help
 complete -c slime -n '__fish_seen_subcommand_from convert' -l to
@@ -119,10 +120,15 @@ complete -c slime -n '__fish_seen_subcommand_from eval' -l json
 complete -c slime -n '__fish_seen_subcommand_from eval' -l help
 complete -c slime -n '__fish_seen_subcommand_from export' -l run -x -a '(__slime_runs)'
 complete -c slime -n '__fish_seen_subcommand_from export' -s r -x -a '(__slime_runs)'
+complete -c slime -n '__fish_seen_subcommand_from export' -l from -r -F -a 'grpo quickstart reverse sft'
 complete -c slime -n '__fish_seen_subcommand_from export' -l step
 complete -c slime -n '__fish_seen_subcommand_from export' -l out
 complete -c slime -n '__fish_seen_subcommand_from export' -s o
 complete -c slime -n '__fish_seen_subcommand_from export' -l dtype
+complete -c slime -n '__fish_seen_subcommand_from export' -l quantize
+complete -c slime -n '__fish_seen_subcommand_from export' -l max-shard-size
+complete -c slime -n '__fish_seen_subcommand_from export' -l push
+complete -c slime -n '__fish_seen_subcommand_from export' -l private
 complete -c slime -n '__fish_seen_subcommand_from export' -l json
 complete -c slime -n '__fish_seen_subcommand_from export' -l help
 complete -c slime -n '__fish_seen_subcommand_from watch' -l run -x -a '(__slime_runs)'
@@ -143,6 +149,9 @@ complete -c slime -n '__fish_seen_subcommand_from recipes' -a show
 complete -c slime -n '__fish_seen_subcommand_from recipes' -a copy
 complete -c slime -n '__fish_seen_subcommand_from recipes' -l fields
 complete -c slime -n '__fish_seen_subcommand_from recipes' -l algorithms
+complete -c slime -n '__fish_seen_subcommand_from recipes' -l resolved
+complete -c slime -n '__fish_seen_subcommand_from recipes' -l model
+complete -c slime -n '__fish_seen_subcommand_from recipes' -l set -x -a 'title= source= seed= steps= model.name= model.path= model.revision= model.source= model.init_std= model.tokenizer_vocab= model.dtype= model.trust_remote_code= data.train= data.source= data.source_args= data.count= data.holdout= data.demonstrations= data.demonstration_args= data.input_key= data.label_key= data.messages_key= data.metadata_key= data.tool_key= data.system_prompt= data.apply_chat_template= data.max_prompt_tokens= data.skip_broken= data.shuffle= rollout.batch_size= rollout.n_samples_per_prompt= rollout.max_response_tokens= rollout.temperature= rollout.top_p= rollout.top_k= rollout.min_p= rollout.stop= rollout.stop_token_ids= rollout.over_sampling_batch_size= rollout.dynamic_filter= rollout.max_filtered_rounds= rollout.custom_generate= rollout.concurrency= rollout.request_timeout_s= rollout.max_retries= rollout.max_failed_fraction= reward.type= reward.path= reward.key= reward.group= reward.timeout_s= algo.name= algo.std_normalization= algo.eps_clip= algo.eps_clip_high= algo.aggregation= algo.constant_length= algo.kl_coef= algo.kl_type= algo.entropy_coef= trainer.backend= trainer.processes= trainer.threads= trainer.global_batch_size= trainer.steps_per_rollout= trainer.max_tokens_per_micro_batch= trainer.lr= trainer.warmup_steps= trainer.lr_schedule= trainer.min_lr_ratio= trainer.beta1= trainer.beta2= trainer.adam_eps= trainer.weight_decay= trainer.clip_grad= trainer.activation_checkpointing= trainer.logits_chunk_tokens= trainer.shared_prefix= sft.steps= sft.batch_size= sft.lr= sft.warmup_steps= sft.lr_schedule= sft.min_lr_ratio= sft.data= eval.interval= eval.sets= eval.n_samples_per_prompt= eval.temperature= eval.greedy= eval.max_response_tokens= eval.max_prompts= engine.backend= engine.urls= engine.replicas= engine.threads= engine.slots= engine.max_context= engine.dtype= engine.host= engine.start_timeout_s= sync.kind= sync.timeout_s= checkpoint.interval= checkpoint.keep= cluster.backend= cluster.address= cluster.start_timeout_s= gates.action= gates.max_logprob_gap= gates.first_step_kl= gates.max_zero_variance= observe.tensorboard= observe.wandb_project= export.dtype= export.max_shard_bytes= megatron= sglang='
 complete -c slime -n '__fish_seen_subcommand_from recipes' -l json
 complete -c slime -n '__fish_seen_subcommand_from recipes' -l help
 complete -c slime -n '__fish_seen_subcommand_from models' -l filter

@@ -17,7 +17,7 @@ _slime() {
     'rollout:Generate and score answers - the next step of a run, or any prompt file with any model'
     'train:Train on the samples of the next step, or on demonstrations'
     'eval:Score held-out problems, sampled and greedy'
-    'export:Write a runs weights as an HF folder with tokenizer, chat template and model card'
+    'export:Write weights as an HF folder with tokenizer, chat template and model card; upload it if asked to'
     'watch:Follow a run live, until it ends. The exit code says how it ended'
     'report:Write a run as one HTML file - curves, stages, answers before and after, recipe'
     'runs:List runs with status, step and reward, or show one'
@@ -40,18 +40,18 @@ _slime() {
     run) options=(--recipe --run -r --model --set --resume --overwrite --until --json --help) ;;
     plan) options=(--recipe --run -r --model --set --measure --json --help) ;;
     init) options=(--from --out -o --json --help) ;;
-    download) options=(--revision --dataset --out -o --allow --ignore --offline --json --help) ;;
+    download) options=(--revision --dataset --out -o --allow --ignore --offline --endpoint --json --help) ;;
     convert) options=(--to --model --hf --from --out -o --dtype --verify --dry-run --json --help) ;;
     prepare-data) options=(--run -r --recipe --input --out -o --model --set --show --list --json --help) ;;
     serve) options=(--run -r --model --step --host --port --api-key --recipe --set --help) ;;
     rollout) options=(--run -r --model --prompts --out -o --recipe --set --json --help) ;;
     train) options=(--run -r --stage --set --json --help) ;;
     eval) options=(--run -r --model --step --data --recipe --set --json --help) ;;
-    export) options=(--run -r --step --out -o --dtype --json --help) ;;
+    export) options=(--run -r --from --step --out -o --dtype --quantize --max-shard-size --push --private --json --help) ;;
     watch) options=(--run -r --json --help) ;;
     report) options=(--run -r --out -o --bundle --json --help) ;;
     runs) options=(show --json --help) ;;
-    recipes) options=(show copy --fields --algorithms --json --help) ;;
+    recipes) options=(show copy --fields --algorithms --resolved --model --set --json --help) ;;
     models) options=(--filter --json --help) ;;
     reward) options=(--type --recipe --set --limit --list --json --help) ;;
     doctor) options=(--json --help) ;;

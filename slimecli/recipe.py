@@ -6,15 +6,18 @@ A recipe is read in this order, later wins: defaults, `--recipe NAME|FILE`, `--m
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
-from slimecli.errors import RecipeError, UsageError, nearest
+from slimecli import files
+from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
 from slimecli.protocols import SyncKind
 from slimecli.recipe_sections import (
     AlgoSection,
@@ -167,6 +170,31 @@ def load_recipe(name: str = "", overrides: tuple[str, ...] = (), model: str = ""
     for text in overrides:
         apply_override(tree, *parse_override(text))
     return validate_recipe(tree, source=name or "the defaults")
+
+
+def lost_recipe_fix(stored: Sequence[Path], manifest_path: Path) -> str:
+    """What brings back a run's newest recipe file, which cannot be read.
+
+    Args:
+        stored: the run's recipe files, newest last; the first was made from recipe.toml beside it and the command line,
+            each other one by a change to the one before it.
+        manifest_path: run.json, which keeps the command line and the reasons of changes.
+    """
+    path = stored[-1]
+    if (path.parent.parent / manifest_path.name).is_file():  # of the SFT stage, made from the outer run's
+        return f"remove {path.parent}: the stage is then done anew"
+    try:
+        manifest = files.read_json(manifest_path)
+    except (SlimeError, FileNotFoundError):
+        return f"start a new run: {manifest_path}, which could tell how it was made, cannot be read either"
+    if len(stored) > 1:
+        whys = [c["why"] for c in manifest.get("recipe_changes", []) if c["file"] == path.name]
+        return f"remove it to go on with {stored[-2].name}; what it changed: {', '.join(whys) or 'not known'}"
+    argv = manifest.get("argv", [])
+    words = [w for pair in itertools.pairwise(argv) if pair[0] in ("--set", "--model") for w in pair]
+    words += [w for w in argv if w.startswith(("--set=", "--model="))]
+    command = ["slime", "recipes", "show", str(path.with_name("recipe.toml")), "--resolved", *words]
+    return f"make it again: {shlex.join(command)} > {shlex.quote(str(path))}"
 
 
 def override_recipe(recipe: Recipe, overrides: tuple[str, ...]) -> Recipe:

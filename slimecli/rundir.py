@@ -22,7 +22,7 @@ from typing import Any
 
 from slimecli import __version__, env, files
 from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
-from slimecli.recipe import Recipe, validate_recipe
+from slimecli.recipe import Recipe, lost_recipe_fix, validate_recipe
 from slimecli.types import Group, Sample
 
 _STEP = re.compile(r"step_(\d{6})")
@@ -133,7 +133,11 @@ class RunDir:
     def recipe(self) -> Recipe:
         """The resolved recipe in force: the newest recipe.N.json."""
         path = self._recipe_files()[-1]
-        return validate_recipe(files.read_json(path), source=str(path))
+        try:
+            return validate_recipe(files.read_json(path), source=str(path))
+        except (FileNotFoundError, DataError) as error:
+            what = error.what if isinstance(error, DataError) else f"{path} is gone"
+            raise DataError(what, lost_recipe_fix(self._recipe_files(), self.manifest_path)) from None
 
     def _recipe_files(self) -> list[Path]:
         numbered = sorted(self.root.glob("recipe.*.json"), key=lambda p: int(p.name.split(".")[1]))

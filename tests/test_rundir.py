@@ -1,5 +1,6 @@
 import errno
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -7,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slimecli import files
+from slimecli import cli, files
 from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
-from slimecli.recipe import validate_recipe
+from slimecli.recipe import load_recipe, recipe_path, validate_recipe
 from slimecli.rundir import RunDir, create_run, decode_samples, encode_samples, list_runs, open_run
 from slimecli.types import Sample, SampleStatus
 
@@ -161,3 +162,34 @@ def test_a_run_that_cannot_be_written_is_no_bug(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", read_only)
     with pytest.raises(SlimeError, match="no permission to write"), RunDir(tmp_path).lock():
         pass
+
+
+def test_a_damaged_recipe_can_be_made_again_as_told(run, monkeypatch, capsys):
+    argv = ["slime", "run", "--recipe", "quickstart", "--set", "steps=7", "--set=title='my run'"]
+    files.write_json(run.manifest_path, {"argv": argv})
+    files.write_text(run.root / "recipe.toml", recipe_path("quickstart").read_text())
+    for damage in (lambda path: path.write_text("{"), lambda path: path.unlink()):
+        damage(run.root / "recipe.json")
+        with pytest.raises(DataError, match="make it again: slime recipes show") as caught:
+            run.recipe()
+        command, target = caught.value.fix.removeprefix("make it again: slime ").split(" > ")
+        assert cli.run(shlex.split(command)) == 0
+        Path(target).write_text(capsys.readouterr().out)
+        assert run.recipe() == load_recipe("quickstart", ("steps=7", "title='my run'"))
+
+
+def test_a_damaged_change_of_a_recipe_names_what_it_changed(run):
+    first = run.recipe()
+    run.change_recipe(first.model_copy(update={"steps": 9}), why="--set steps=9")
+    (run.root / "recipe.2.json").write_text("")
+    with pytest.raises(DataError, match="remove it to go on with recipe.json; what it changed: --set steps=9"):
+        run.recipe()
+    (run.root / "recipe.2.json").unlink()
+    assert run.recipe() == first
+
+
+def test_a_damaged_recipe_of_the_sft_stage_is_made_anew(run):
+    inner = create_run(str(run.sft_dir), run.recipe())
+    (inner.root / "recipe.json").write_text("{")
+    with pytest.raises(DataError, match=f"remove {inner.root}: the stage is then done anew"):
+        inner.recipe()

@@ -44,3 +44,8 @@ def test_fields_and_algorithms_come_with_help(capsys):
 def test_half_a_command_is_a_usage_error(argv, capsys):
     assert run(["recipes", *argv]) == 2
     assert "not complete" in capsys.readouterr().err
+
+
+def test_resolved_is_what_a_run_keeps(capsys):
+    assert run(["recipes", "show", "quickstart", "--resolved", "--set", "steps=7"]) == 0
+    assert capsys.readouterr().out == load_recipe("quickstart", ("steps=7",)).to_json()
