@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = [
     "slime models",
-    "slime models --filter qwen3",
+    "slime models qwen3",
+    "slime models --filter moe --json",
     "slime models show qwen3-4b",
     "slime models show deepseek-v3 --json",
 ]
@@ -57,7 +58,9 @@ def show_model(name: str) -> ModelSpec:
 
 
 def cli(
-    action: Annotated[str, typer.Argument(metavar="[show]", help="what to do; nothing: list")] = "",
+    action: Annotated[
+        str, typer.Argument(metavar="[show|TEXT]", help="show one, or list those that contain TEXT")
+    ] = "",
     name: Annotated[str, typer.Argument(metavar="[NAME|DIR]", help="registry name, repository or HF folder")] = "",
     filter_: Annotated[str, typer.Option("--filter", metavar="TEXT", help="only models that contain this")] = "",
     json_: JsonOpt = False,
@@ -66,6 +69,8 @@ def cli(
     from slimecli import console
     from slimecli.errors import UsageError
 
+    if action != "show" and not name and not filter_:
+        filter_, action = action, ""
     if action not in ("", "show") or bool(action) != bool(name):
         raise UsageError(
             f"`slime models {action} {name}`".rstrip() + " is not understood", "slime models show qwen3-4b"

@@ -116,6 +116,8 @@ class Reading:
     """config fields that are needed and absent"""
     strange: list[str] = field(default_factory=list)
     """what this family cannot express"""
+    readable: bool = True
+    """False: some value is not of its type, so that there is no spec to speak of"""
 
     def spec(self, name: str, **extra: Any) -> ModelSpec:
         """The spec of the values read; only if nothing is missing."""
@@ -189,20 +191,29 @@ def read(config: Mapping[str, Any], known: Mapping[str, Family]) -> Reading:
         )
     text = text_part(config, family)
     found = Reading(family, flatten(family.traits))
+    try:
+        _read_all(found, text)
+    except (TypeError, ValueError) as error:
+        found.strange.append(f"a value is not of its type: {error}")
+        found.readable = False
+    found.strange += _strange(text, family) + _storage(config, text)
+    return found
+
+
+def _read_all(found: Reading, text: Mapping[str, Any]) -> None:
+    traits = found.family.traits
     for path, entry in TABLE.items():
         section = path.rpartition(".")[0]
-        if not section or section in family.traits:
+        if not section or section in traits:
             _read_field(found, path, entry, text)
     shapes.read_heads(found, text)
     shapes.read_rope(found, text)
-    if "moe" in family.traits:
+    if "moe" in traits:
         shapes.read_moe(found, text)
-    if "linear" in family.traits:
+    if "linear" in traits:
         shapes.read_linear(found, text)
-    if "indexer" in family.traits:
+    if "indexer" in traits:
         shapes.read_indexer(found, text)
-    found.strange += _strange(text, family) + _storage(config, text)
-    return found
 
 
 def _read_field(found: Reading, path: str, entry: Field, text: Mapping[str, Any]) -> None:
@@ -211,7 +222,7 @@ def _read_field(found: Reading, path: str, entry: Field, text: Mapping[str, Any]
     names = (named or entry.key, entry.key, *entry.also)
     key = next((n for n in names if text.get(n) is not None), None)
     value = fixed if fixed is not None else entry.default
-    stated = value if key is None else _convert(found, key, entry.kind, text[key])
+    stated = value if key is None else _convert(key, entry.kind, text[key])
     if named is None and not (entry.common and fixed is None):  # one value in the family, whether stated or not
         if stated != value and not (path == "qk_norm" and bool(stated) == bool(value)):
             found.strange.append(f"{key} is {text[key or '']!r}, expected {value!r}")
@@ -224,12 +235,11 @@ def _read_field(found: Reading, path: str, entry: Field, text: Mapping[str, Any]
         found.values[path] = stated
 
 
-def _convert(found: Reading, key: str, kind: Callable[[Any], Any], value: Any) -> Any:
+def _convert(key: str, kind: Callable[[Any], Any], value: Any) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError):
-        found.strange.append(f"{key} is {value!r}, which is not a number")
-        return value
+        raise ValueError(f"{key} is {value!r}") from None
 
 
 def _strange(text: Mapping[str, Any], family: Family) -> list[str]:
@@ -301,7 +311,7 @@ def differences(spec: ModelSpec, config: Mapping[str, Any], known: Mapping[str, 
     out += [f"config.json: {line}" for line in found.strange]
     if spec.family.model_type != found.family.model_type:
         out.append(f"model_type: spec {spec.family.model_type}, config {found.family.model_type}")
-    if found.missing:
+    if found.missing or not found.readable:
         return out
     other = found.spec("config")
     mine, theirs = flat(spec), flat(other)

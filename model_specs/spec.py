@@ -22,9 +22,11 @@ class Family:
     nested: str = ""
     """key of config.json under which the language model's numbers lie (`text_config`); empty: at the top"""
     traits: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """ModelSpec fields that no config field of this family states, and their one value"""
+    """ModelSpec fields that no config field of this family states, and their one value; a table (`moe`, `mla`,
+    `indexer`, `linear`), even an empty one, says that the family's models have that part"""
     keys: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """ModelSpec field -> config.json field, where the family uses another name than most (see config.py)"""
+    """ModelSpec field -> config.json field, where the family uses another name than most, or states what most leave to
+    the traits (see config.py); with a key as well, a trait is what holds where the config is silent"""
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """config.json fields that have one value in the whole family; any other value is a model of another kind"""
 

@@ -34,7 +34,9 @@ def test_command_line(capsys):
     assert run(["models", "--filter", "llama3.2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("name\tfamily") and len(lines) == 4
-    assert run(["models", "show"]) == 2
+    assert run(["models", "llama3.2"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert run(["models", "show"]) == 2 and run(["models", "shwo", "qwen3-4b"]) == 2
     assert run(["models", "--filter", "zebra"]) == 2
 
 

@@ -222,6 +222,9 @@ def test_check_sees_another_family():
     assert "model_type: spec qwen3, config qwen2" in found
     assert llama.check({**llama.to_config(), "rope_scaling": None}) == ["rope_scaling: spec llama3 x8, config none"]
     assert "of no known family" in qwen.check({"model_type": "gpt2"})[0]
+    assert qwen.check({**qwen.to_config(), "hidden_size": "x"}) == [
+        "config.json: a value is not of its type: hidden_size is 'x'"
+    ]
     assert qwen.check({**qwen.to_config(), "max_position_embeddings": 7}) == []
 
 
@@ -241,7 +244,9 @@ STRANGE = {
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling is 'dynamic'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "beta_fast": 3}}, "beta_fast = 3, which llama3 does"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is 'awq'"),
-        ({"vocab_size": "many"}, "vocab_size is 'many', which is not a number"),
+        ({"vocab_size": "many"}, "a value is not of its type: vocab_size is 'many'"),
+        ({"num_key_value_heads": "few"}, "a value is not of its type"),
+        ({"rope_theta": [1]}, "a value is not of its type"),
     ],
     "qwen3-30b-a3b": [
         ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
