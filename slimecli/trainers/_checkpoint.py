@@ -86,6 +86,12 @@ def load_state(folder: Path, tensors: Mapping[str, Tensor], rank: int, world: in
     return int(index["step"])
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """HF name -> shape of the weights in a checkpoint."""
+    stored = files.read_json(folder / "state.json")["tensors"]
+    return {k.removeprefix("weight/"): tuple(v["shape"]) for k, v in stored.items() if k.startswith("weight/")}
+
+
 def stored_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """(HF name, whole tensor) of the weights in a checkpoint, in name order; one tensor alive at a time."""
     stored = files.read_json(folder / "state.json")["tensors"]

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from slimecli import __version__, files
-from slimecli.errors import DataError, UsageError
+from slimecli.errors import DataError, SlimeError, UsageError
+from slimecli.model_specs import from_config
 from slimecli.weights.check import check_folder
 from slimecli.weights.fingerprint import tensor_hash
 from slimecli.weights.hf import save_hf_folder
+from slimecli.weights.maps import rules_of
 from slimecli.weights.origin import Origin, Pairs, hf_origin
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, quantizer_of
@@ -24,8 +26,6 @@ CERTIFICATE = "certificate.json"
 KIND = "export"
 """`kind` in the DONE.json of an exported folder"""
 SHARD_BYTES = 5_000_000_000
-_FULL_PRECISION = re.compile(r"e_score_correction_bias$")
-"""what routers add to their scores: kept in float32, as a cast would send tokens to other experts"""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
@@ -58,10 +58,12 @@ def export_weights(
     refuse_target(out, origin, overwrite=overwrite)
     notes: dict[str, Any] = {"kind": KIND, "from": origin.kind, **origin.facts}
     with files.committed_folder(out, notes) as folder:
-        read = _reader(origin, folder / "converted")
+        source = origin if origin.weights else _converted(origin, folder / "converted")
+        kept = _kept(source)
 
         def cast() -> Pairs:
-            return ((name, _cast(name, tensor, kind)) for name, tensor in read())
+            assert source.weights is not None
+            return ((n, _checked(n, t if n in kept else _cast(t, kind))) for n, t in source.weights())
 
         stream = quantizer.stream(cast()) if quantizer else cast()
         notes |= save_hf_folder(stream, folder, like=origin.like, max_shard_bytes=max_shard_bytes)
@@ -145,25 +147,32 @@ def parse_bytes(text: str) -> int:
     return int(float(match.group(1)) * _UNITS[unit])
 
 
-def _reader(origin: Origin, scratch: Path) -> Callable[[], Pairs]:
-    if origin.weights is not None:
-        return origin.weights
+def _converted(origin: Origin, scratch: Path) -> Origin:
     from slimecli.weights.convert import torch_dist_to_hf
 
     torch_dist_to_hf(origin.path, scratch, like=origin.like)
-    converted = hf_origin(scratch).weights
-    assert converted is not None
-    return converted
+    return hf_origin(scratch, like=origin.like)
 
 
-def _cast(name: str, tensor: torch.Tensor, kind: torch.dtype | None) -> torch.Tensor:
+def _kept(origin: Origin) -> set[str]:
+    """Tensors that no cast may touch, such as what routers add to their scores; none for an unknown family."""
+    try:
+        spec = from_config(plain_config(files.read_json(origin.like / "config.json")), name=origin.path.name)
+    except SlimeError:
+        return set()
+    return {name for rule in rules_of(spec, 0, origin.shapes) if rule.keep_dtype for name in rule.hf}
+
+
+def _cast(tensor: torch.Tensor, kind: torch.dtype | None) -> torch.Tensor:
+    return tensor.to(kind) if kind is not None and tensor.is_floating_point() else tensor
+
+
+def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
         bad = int((~torch.isfinite(tensor)).sum())  # a sum may overflow where no value is wrong
         if bad:
             raise DataError(f"{name} holds {bad} NaN or infinite value(s)", "these weights are broken: take other ones")
-    if kind is None or not tensor.is_floating_point() or _FULL_PRECISION.search(name):
-        return tensor
-    return tensor.to(kind)
+    return tensor
 
 
 def _complete_config(folder: Path, kind: torch.dtype | None) -> None:

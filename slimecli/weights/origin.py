@@ -28,6 +28,8 @@ class Origin:
     """HF folder with config and tokenizer"""
     weights: Callable[[], Pairs] | None
     """reads all tensors, as often as it is called; None: a torch_dist checkpoint, which has to be converted"""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """of all tensors; empty for a torch_dist checkpoint"""
     dtype: str = ""
     """dtype of the result unless another one is asked for; empty: as stored"""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +42,7 @@ def hf_origin(path: Path, **changes: Any) -> Origin:
 
     opened = open_weights(path)
     given: dict[str, Any] = {"kind": "HF folder", "like": path, "facts": {"source": str(path)}, **changes}
-    return Origin(path=path, weights=opened.iterate, **given)
+    return Origin(path=path, weights=opened.iterate, shapes=opened.shapes, **given)
 
 
 def find_origin(path: Path) -> Origin:
@@ -77,7 +79,7 @@ def _companions(checkpoint: Path) -> Path:
 
 def _trainer_origin(folder: Path) -> Origin:
     """Weights of a training checkpoint, in the precision of the optimizer; config and tokenizer are the run's."""
-    from slimecli.trainers._checkpoint import stored_weights
+    from slimecli.trainers._checkpoint import stored_shapes, stored_weights
 
     run = next((RunDir(p) for p in folder.resolve().parents if (p / "run.json").is_file()), None)
     if run is None:
@@ -88,6 +90,7 @@ def _trainer_origin(folder: Path) -> Origin:
         path=folder,
         like=run.model_dir,
         weights=lambda: stored_weights(folder),
+        shapes=stored_shapes(folder),
         dtype=recipe.export.dtype or recipe.model.dtype,
         facts={"source": str(folder), "run": str(run.root)},
     )
