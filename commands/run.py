@@ -167,7 +167,8 @@ def refuse_mixing(run: RunDir, recipe: Recipe) -> None:
     changed = [n for n in ("data", "model", "sft") if "changed" in why_new(PIPELINE[n], run, recipe)]
     if run.checkpoints() and changed:
         raise UsageError(
-            f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{changed[0]}`",
+            f"run {run.name} has {run.last_checkpoint()} trained steps that were made with another `{changed[0]}`"
+            + " (its optimizer is that of [trainer])" * (changed[0] == "sft"),
             "start a new run under another --run name; mixing the two would be silent nonsense",
         )
     if PIPELINE["loop"].wanted(recipe):

@@ -38,6 +38,23 @@ def _dump(recipe: Recipe, *sections: str) -> dict[str, Any]:
     return {name: tree[name] for name in (*sections, "seed")}
 
 
+LAYOUT_ONLY = (
+    "processes",
+    "threads",
+    "max_tokens_per_micro_batch",
+    "activation_checkpointing",
+    "logits_chunk_tokens",
+    "shared_prefix",
+)
+"""trainer values that move sums to other places, and change no result beyond rounding"""
+
+
+def _sft_inputs(recipe: Recipe) -> dict[str, Any]:
+    """The SFT section, and what SFT takes from the trainer's: its optimizer is the same."""
+    trainer = sft_recipe(recipe).trainer.model_dump(mode="json", exclude=set(LAYOUT_ONLY))
+    return {**_dump(recipe, "sft"), "trainer": trainer, "megatron": recipe.megatron}
+
+
 def _loop_inputs(recipe: Recipe) -> dict[str, Any]:
     sections = ("rollout", "reward", "algo", "trainer", "eval")
     return {**_dump(recipe, *sections), "steps": recipe.steps, "megatron": recipe.megatron, "sglang": recipe.sglang}
@@ -68,7 +85,7 @@ PIPELINE: dict[str, Stage] = {
         Stage(
             name="sft",
             needs=("data", "model"),
-            inputs=lambda r: _dump(r, "sft"),
+            inputs=_sft_inputs,
             outputs=lambda run, r: [RunDir(run.sft_dir).weights_dir(r.sft.steps)],
             wanted=lambda r: r.sft.steps > 0,
             command=lambda run: f"slime train --run {run.root} --stage sft",

@@ -2,9 +2,11 @@ import pytest
 
 from slimecli import files
 from slimecli.errors import MissingStageError, SlimeError
+from slimecli.pipeline import LAYOUT_ONLY, PIPELINE
 from slimecli.recipe import load_recipe
+from slimecli.recipe_sections import TrainerSection
 from slimecli.rundir import create_run
-from slimecli.stage import Stage, ensure, require, why_new
+from slimecli.stage import Stage, ensure, fingerprint, require, why_new
 
 
 @pytest.fixture
@@ -80,3 +82,23 @@ def test_missing_upstream_names_the_command(run):
     stages = {"a": make_stage("a"), "b": make_stage("b", ("a",))}
     with pytest.raises(MissingStageError, match="slime a"):
         require(stages, "b", run, load_recipe(""))
+
+
+OTHER = {"processes": 2, "backend": "megatron", "activation_checkpointing": True, "shared_prefix": False}
+OF_RL_ALONE = {"global_batch_size", "steps_per_rollout", "lr", "warmup_steps", "lr_schedule", "min_lr_ratio"}
+
+
+def changed(value):
+    if isinstance(value, str):
+        return "cosine" if value == "constant" else "constant"
+    return value / 2 if isinstance(value, float) and value else value + 1 if value else 0.125
+
+
+@pytest.mark.parametrize("field", TrainerSection.model_fields)
+def test_sft_is_made_anew_for_every_trainer_value_that_its_result_depends_on(run, field):
+    recipe = load_recipe("", ("sft.steps=5",))
+    trainer = recipe.trainer.model_copy(update={field: OTHER.get(field, changed(getattr(recipe.trainer, field)))})
+    assert trainer != recipe.trainer
+    other = recipe.model_copy(update={"trainer": trainer})
+    same = fingerprint(PIPELINE["sft"], run, other) == fingerprint(PIPELINE["sft"], run, recipe)
+    assert same == (field in OF_RL_ALONE or field in LAYOUT_ONLY)
