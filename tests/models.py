@@ -121,6 +121,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe", {**_DELTA, **_QWEN_MOE}),
 }
 """tiny family -> the model_type whose transformers class makes it, and config fields beyond the common ones"""
+OWN_CODE = ("mimo", "kimi_k2")
+"""families whose classes are code in the repository; those of another family have the same weights"""
 
 
 def tiny_config(family: str = "qwen3", vocab: int = 300, **changes: Any) -> Any:
@@ -181,7 +183,7 @@ def tiny_model(
             else:
                 parameter.copy_(0.15 * noise)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    if family in ("mimo", "kimi_k2"):  # their classes are code in the repository: those of another family are the same
+    if family in OWN_CODE:
         edit_json(folder / "config.json", model_type=family, num_nextn_predict_layers=0)
     return folder
 

@@ -191,7 +191,7 @@ PROJECTIONS = {
 
 
 @pytest.mark.parametrize("family", PROJECTIONS)
-def test_prediction_projection_takes_the_embedding_first(converted, family):
+def test_halves_of_the_prediction_projection(converted, family):
     name, swapped = PROJECTIONS[family]
     hf, td = converted(family)
     before, after = hf.read(name), full(td, "mtp.layers.0.eh_proj.weight")

@@ -48,7 +48,7 @@ def _prediction(
     core, hidden = f"mtp.layers.{k}.", (spec.hidden,)
     yield whole(f"{mtp.head}{mtp.embedding_norm}.weight", f"{core}enorm.weight", hidden)
     yield whole(f"{mtp.head}{mtp.hidden_norm}.weight", f"{core}hnorm.weight", hidden)
-    into = swapped_columns if mtp.hidden_first else whole
+    into = swapped_columns if mtp.swapped else whole
     yield into(f"{mtp.head}{mtp.projection}.weight", f"{core}eh_proj.weight", (spec.hidden, 2 * spec.hidden))
     yield from _layer(Place(spec, names, mtp.layer, f"{core}transformer_layer.", spec.layers + k, stored))
     yield whole(f"{mtp.head}{mtp.norm}.weight", f"{core}final_layernorm.weight", hidden)

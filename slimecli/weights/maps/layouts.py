@@ -21,8 +21,8 @@ class MtpNames:
     hidden_norm: str = "hnorm"
     projection: str = "eh_proj"
     norm: str = "shared_head.norm"
-    hidden_first: bool = False
-    """the projection takes the hidden state first, then the embedding; Megatron's the other way round"""
+    swapped: bool = False
+    """the projection's column halves change places in Megatron, which has the embedding's first"""
     copies: tuple[str, ...] = ()
     """tensors of the main model that some repositories store again under `head`"""
 
@@ -61,7 +61,7 @@ _MIMO = MtpNames(
     hidden_norm="hidden_layernorm",
     projection="input_proj",
     norm="final_layernorm",
-    hidden_first=True,
+    swapped=True,
 )
 _QWEN = MtpNames(
     layer="mtp.layers.{k}.",
@@ -83,7 +83,8 @@ LAYOUTS: dict[str, Names] = {
         mlp="block_sparse_moe.", gate_up_down=("w1", "w3", "w2"), router_bias="e_score_correction_bias", mtp=_APPENDED
     ),
     "mla": Names(mtp=_APPENDED),
-    "qwen3_next": Names(shared="shared_expert.", fused_delta=True, mtp=replace(_QWEN, hidden_first=True)),
+    # vLLM feeds this projection the embedding first, as Megatron does; slime's checkpoints have it swapped all the same
+    "qwen3_next": Names(shared="shared_expert.", fused_delta=True, mtp=replace(_QWEN, swapped=True)),
     "qwen3_5": replace(_QWEN3_5, root="model.language_model.", carried=("model.visual.",)),
     "qwen3_5_text": replace(_QWEN3_5, other_root="model.language_model."),
 }
