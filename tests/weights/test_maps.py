@@ -348,6 +348,21 @@ def test_language_model_saved_alone(folder, tmp_path, taken_out):
     assert HfFolder(tmp_path / "back").shapes == alone.shapes
 
 
+def test_output_layer_of_a_tied_model_is_its_embedding(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    hf = tiny_model(tmp_path / "hf", "qwen3_5", tie_word_embeddings=True)
+    weights = load_file(hf / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    table = weights["model.language_model.embed_tokens.weight"]
+    save_file({**weights, "lm_head.weight": table.clone()}, hf / "model.safetensors", {"format": "pt"})
+    hf_to_torch_dist(hf, tmp_path / "td")
+    assert "output_layer.weight" not in TorchDist(tmp_path / "td").tensors
+    save_file({**weights, "lm_head.weight": table + 1}, hf / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=r"lm_head\.weight differs"):
+        hf_to_torch_dist(hf, tmp_path / "no")
+
+
 def test_unknown_layout_is_told(folder):
     spec = spec_at(folder("qwen3"))
     spec = dataclasses.replace(spec, family=dataclasses.replace(spec.family, layout="new"))

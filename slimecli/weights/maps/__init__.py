@@ -21,11 +21,9 @@ def rules_of(spec: ModelSpec, padded_vocab: int = 0, stored: Mapping[str, Shape]
             whether the prediction layers (MTP) are there at all, whether experts are stacked, which tensors of other
             parts (vision) go through unchanged. None: as the hub has the model, language model only.
     """
-    names = _names(spec)
+    names = _names(spec, stored or {})
     if stored is None:
         return model_rules(spec, names, padded_vocab)
-    if names.other_root and f"{names.other_root}embed_tokens.weight" in stored:
-        names = dataclasses.replace(names, root=names.other_root)
     rules = model_rules(fit(spec, stored), names, padded_vocab, stored)
     return rules + [whole(name, name, stored[name]) for name in _carried(spec, names, stored)]
 
@@ -35,7 +33,7 @@ def fit(spec: ModelSpec, stored: Collection[str]) -> ModelSpec:
 
     Configs go on stating the layers where the weights were saved without them, as transformers does.
     """
-    mtp = _names(spec).mtp
+    mtp = _names(spec, stored).mtp
     if not spec.mtp or mtp is None:
         return spec
     if "embedding.word_embeddings.weight" in stored:
@@ -83,10 +81,17 @@ def hf_shapes(spec: ModelSpec, stored: Mapping[str, Shape] | None = None) -> dic
     return {name: shape for rule in rules_of(spec, 0, stored) for name, shape in rule.hf.items()}
 
 
-def _names(spec: ModelSpec) -> Names:
+def embedding_of(spec: ModelSpec, stored: Collection[str]) -> str:
+    """HF name of the embedding; `stored` as for rules_of."""
+    return f"{_names(spec, stored).root}embed_tokens.weight"
+
+
+def _names(spec: ModelSpec, stored: Collection[str]) -> Names:
     if spec.family.layout not in LAYOUTS:
         raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
-    return LAYOUTS[spec.family.layout]
+    names = LAYOUTS[spec.family.layout]
+    other = names.other_root
+    return dataclasses.replace(names, root=other) if other and f"{other}embed_tokens.weight" in stored else names
 
 
 def _carried(spec: ModelSpec, names: Names, stored: Mapping[str, Shape]) -> list[str]:
