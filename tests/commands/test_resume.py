@@ -96,11 +96,11 @@ def test_a_refused_second_process_leaves_the_run_of_the_first_alone(copy, tmp_pa
 
 
 def test_leftovers_of_a_killed_writer_are_cleared_away(copy, tmp_path):
-    left = [copy.root / ".export.77.tmp", copy.weights_dir(1).parent / ".v000009.77.old"]
+    left = [copy.root / ".export.4194305.tmp", copy.weights_dir(1).parent / ".v000009.4194305.old"]
     for folder in left:
         folder.mkdir()
         (folder / "x").write_text("x")
-    (copy.root / "stages" / ".loop.json.77.tmp").write_text("{")
+    (copy.root / "stages" / ".loop.json.4194305.tmp").write_text("{")
     copy.stage_path("export").unlink()
     succeed("run", "--resume", "--run", "r", folder=tmp_path)
     assert not any(p.exists() for p in left) and not list(copy.root.glob("*/.*.tmp"))
