@@ -7,8 +7,10 @@ position *before* the token they speak of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +82,8 @@ class TrainBatch:
 
     def select(self, indices: Sequence[int]) -> TrainBatch:
         """The batch of some samples, in the order given. Loss weights keep the denominators of the whole."""
+        if list(indices) == list(range(len(self.cu_seqlens) - 1)):
+            return self
         rows = torch.as_tensor(indices, dtype=torch.int64)
         lengths = self.lengths[rows]
         cu_seqlens = _cumulative(lengths)
@@ -216,8 +220,10 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int, ranks: int) -> l
 
     Example: plan_micro_batches([5, 5, 4, 6], max_tokens=10, ranks=2) -> [[[0, 1]], [[2, 3]]]
     """
-    count = len(_fill(lengths, max_tokens))
-    count = -(-count // ranks) * ranks
+    filled = _fill(lengths, max_tokens)
+    if ranks == len(filled) == 1:
+        return [filled]
+    count = -(-len(filled) // ranks) * ranks
     low, high = max(lengths), max(max_tokens, *lengths)
     while low < high:
         middle = (low + high) // 2
@@ -276,7 +282,13 @@ def _shifted(sample: Sample, values: Sequence[float]) -> list[float]:
 
 
 def _packed(rows: list[Any], dtype: torch.dtype) -> Tensor:
-    return torch.tensor([x for row in rows for x in row], dtype=dtype)
+    return flat_tensor(chain.from_iterable(rows), dtype)
+
+
+def flat_tensor(values: Iterable[float], dtype: torch.dtype) -> Tensor:
+    """Numbers as an int64 or float32 tensor. By way of an array: torch looks at every element of a list many times."""
+    numbers = array("q" if dtype == torch.int64 else "f", values)
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def _cumulative(lengths: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from slimecli.batch import TrainBatch
+from slimecli.batch import TrainBatch, flat_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +79,14 @@ def pack(batch: TrainBatch, *, share: bool = True) -> Packing:
         node_at[begin : begin + len(sample)] = path
         previous = sample
     places = batch.loss_mask.nonzero().squeeze(1)
-    predicting, targets = torch.tensor(node_at)[places], batch.targets[places]
+    predicting, targets = flat_tensor(node_at, torch.int64)[places], batch.targets[places]
     vocabulary = int(targets.max()) + 1 if len(targets) else 1
     distinct, predictions = torch.unique(predicting * vocabulary + targets, return_inverse=True)
     lengths = torch.tensor([len(samples[i]) for i in order])
     return Packing(
-        token_ids=torch.tensor(token_ids),
-        position_ids=torch.tensor(position_ids),
-        nodes=torch.tensor(nodes),
+        token_ids=flat_tensor(token_ids, torch.int64),
+        position_ids=flat_tensor(position_ids, torch.int64),
+        nodes=flat_tensor(nodes, torch.int64),
         starts=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
         fresh=torch.tensor(fresh),
         rows=distinct // vocabulary,
