@@ -19,35 +19,50 @@ EXAMPLES = [
 ]
 
 
-def evaluate_weights(run: RunDir, recipe: Recipe, weights: Path, *, greedy: bool) -> dict[str, Any]:
-    """Evaluate an HF folder on the run's sets.
+def evaluate_weights(run: RunDir, recipe: Recipe, weights: Path) -> dict[str, dict[str, Any]]:
+    """Evaluate an HF folder on the run's sets; it is loaded once and not looked at again.
 
-    Returns: set name -> result of slimecli.rollout.evaluate.summarise.
+    Returns: set name -> {"sampled", "greedy"} -> result of slimecli.rollout.evaluate.summarise.
     """
     from slimecli.rollout.evaluate import evaluate
     from slimecli.session import Session
 
+    scores: dict[str, dict[str, Any]] = {}
     with Session(run, recipe) as session:
         sets = session.eval_sets()
         generator = session.generator(session.engine(weights))
-        work = evaluate(recipe, generator, sets, session.stop_token_ids, greedy=greedy)
-        result: dict[str, Any] = session.aio.run(work)
-        return result
+        for mode, greedy in (("sampled", False), ("greedy", True)):
+            work = evaluate(recipe, generator, sets, session.stop_token_ids, greedy=greedy)
+            for name, result in session.aio.run(work).items():
+                scores.setdefault(name, {})[mode] = result
+    return scores
 
 
 def evaluate_step(run: RunDir, recipe: Recipe, step: int | None) -> dict[str, Any]:
-    """Evaluate the weights of a step (default: the newest), sampled and greedy, and store the result in the run."""
+    """Evaluate the weights of a step (default: the newest), sampled and greedy.
+
+    The result is stored in the run, as a file that replaces the step's older one at once: a run that is being trained
+    may be evaluated. With another recipe than the run's own nothing is stored, since it would pass for the run's.
+    """
     from slimecli import files
+    from slimecli.errors import MissingStageError
     from slimecli.session import step_weights
 
     number = (run.last_checkpoint() or 0) if step is None else step
     weights = step_weights(run, recipe, number)
-    scores: dict[str, dict[str, Any]] = {}
-    for mode, greedy in (("sampled", False), ("greedy", True)):
-        for name, result in evaluate_weights(run, recipe, weights, greedy=greedy).items():
-            scores.setdefault(name, {})[mode] = result
+    try:
+        scores = evaluate_weights(run, recipe, weights)
+    except FileNotFoundError as error:
+        if weights.exists():
+            raise
+        raise MissingStageError(
+            f"the weights of step {number} went away while they were read ({error.filename}): the run goes on, and "
+            f"keeps the newest {recipe.checkpoint.keep}",
+            f"slime eval --run {run.root}",
+        ) from None
     record = {"step": number, "sets": scores}
-    files.write_json(run.eval_path(number), record)
+    if recipe == run.recipe():
+        files.write_json(run.eval_path(number), record)
     return record
 
 
@@ -64,10 +79,7 @@ def evaluate_model(model: str, recipe: Recipe, data: str) -> dict[str, Any]:
         run = RunDir(Path(scratch))
         run.model_dir.parent.mkdir()
         run.model_dir.symlink_to(weights.resolve())
-        modes = {
-            mode: evaluate_weights(run, narrowed, weights, greedy=greedy)["data"]
-            for mode, greedy in (("sampled", False), ("greedy", True))
-        }
+        modes = evaluate_weights(run, narrowed, weights)["data"]
     return {"model": model, "sets": {data: modes}}
 
 
@@ -81,6 +93,7 @@ def cli(
     json_: JsonOpt = False,
 ) -> None:
     """Score held-out problems, sampled and greedy."""
+    from slimecli import console
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import PartialError, UsageError
     from slimecli.recipe import load_recipe
@@ -92,6 +105,8 @@ def cli(
     overrides = tuple(set_ or ())
     if run:
         result = evaluate_step(*run_and_recipe(run, overrides), step)
+        if overrides:
+            console.note("not stored in the run: it was made with --set")
     else:
         result = evaluate_model(model, load_recipe(recipe, overrides), data)
     _show(result, as_json=json_)

@@ -40,6 +40,9 @@ COMMANDS: dict[str, str] = {
 }
 """command -> module; the module's `cli` is the Typer shell, `EXAMPLES` its examples"""
 
+WRITERS = ("run", "prepare-data", "rollout", "train")
+"""commands that own the run they name, with its lock; all others only look at it"""
+
 PANELS: dict[str, tuple[str, ...]] = {
     "The whole way": ("run", "plan", "init"),
     "One stage alone": ("download", "convert", "prepare-data", "serve", "rollout", "train", "eval", "export"),
@@ -160,7 +163,11 @@ def _message(error: Any) -> str:
 
 
 def _keep_traceback(error: BaseException, argv: list[str]) -> str:
-    """Store the traceback of a bug: in the run's error.json where the command line names a run, else in a new file."""
+    """Store the traceback of a bug: in the error.json of the run that the command works on, else in a new file.
+
+    A command that only looks at a run has no say in whether it failed; nor has one that finds another at work there.
+    """
+    import contextlib
     import tempfile
     from pathlib import Path
 
@@ -170,11 +177,13 @@ def _keep_traceback(error: BaseException, argv: list[str]) -> str:
     flags = {"--run", "-r"}
     names = [b for a, b in itertools.pairwise(argv) if a in flags]
     names += [a.partition("=")[2] for a in argv if a.startswith("--run=")]
-    root = rundir.run_path(names[-1]) if names else None
+    root = rundir.run_path(names[-1]) if names and argv[0] in WRITERS else None
     if root is not None and (root / "run.json").is_file():
-        path = rundir.RunDir(root).error_path
-        files.write_json(path, {"what": f"{type(error).__name__}: {error}", "argv": argv, "traceback": text})
-        return str(path)
+        run = rundir.RunDir(root)
+        with contextlib.suppress(SlimeError), run.lock():
+            what = f"{type(error).__name__}: {error}"
+            files.write_json(run.error_path, {"what": what, "argv": argv, "traceback": text})
+            return str(run.error_path)
     with tempfile.NamedTemporaryFile("w", prefix="slime-error-", suffix=".txt", delete=False) as handle:
         handle.write(f"slime {__version__} {argv}\n\n{text}")
     return str(Path(handle.name))

@@ -27,7 +27,7 @@ from slimecli.types import Group, Sample
 
 _STEP = re.compile(r"step_(\d{6})")
 _VERSION = re.compile(r"v(\d{6})")
-_LEFTOVER = re.compile(r"\..+\.\d+\.(tmp|old)")
+_LEFTOVER = re.compile(r"\..+\.(\d+)\.(tmp|old)")
 """temporary names of slimecli.files, as a kill leaves them"""
 
 
@@ -242,9 +242,10 @@ class RunDir:
         self._drop_weights(lambda version: version > step)
 
     def _drop_leftovers(self) -> None:
-        """Remove what a killed writer was in the middle of writing; the owner of the lock knows that nobody is now."""
+        """Remove what a killed writer was in the middle of writing; `slime eval` may be alive and writing one file."""
         for path in [*self.root.glob(".*"), *self.root.glob("*/.*")]:
-            if _LEFTOVER.fullmatch(path.name):
+            match = _LEFTOVER.fullmatch(path.name)
+            if match and (int(match[1]) == os.getpid() or not Path("/proc", match[1]).exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # -- ownership ---------------------------------------------------------------------------------------------------

@@ -98,13 +98,24 @@ def test_a_bug_is_called_a_bug_and_its_traceback_is_kept(command, capsys):
 
 def test_the_traceback_of_a_bug_in_a_run_goes_into_the_run(runs_root, monkeypatch, capsys):
     run = create_run("demo", validate_recipe({}))
-    monkeypatch.setattr("slimecli.commands.watch.watch", lambda *a, **k: 1 / 0)
-    assert cli.run(["watch", "--run", "demo"]) == 1
+    monkeypatch.setattr("slimecli.commands._stages.run_and_recipe", lambda *a, **k: 1 / 0)
+    assert cli.run(["train", "--run", "demo"]) == 1
     assert str(run.error_path) in capsys.readouterr().err
     stored = json.loads(run.error_path.read_text())
     assert stored["what"] == "ZeroDivisionError: division by zero"
     assert "Traceback" in stored["traceback"]
-    assert stored["argv"] == ["watch", "--run", "demo"]
+    assert stored["argv"] == ["train", "--run", "demo"]
+
+
+def test_a_bug_of_a_reader_or_beside_a_writer_is_not_the_runs(runs_root, monkeypatch, capsys):
+    run = create_run("demo", validate_recipe({}))
+    monkeypatch.setattr("slimecli.commands.watch.watch", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("slimecli.commands._stages.run_and_recipe", lambda *a, **k: 1 / 0)
+    assert cli.run(["watch", "--run", "demo"]) == 1
+    with run.lock():
+        assert cli.run(["train", "--run", "demo"]) == 1
+    assert not run.error_path.exists()
+    assert capsys.readouterr().err.count("slime-error-") == 2
 
 
 def test_a_bug_on_a_full_disk_still_shows_its_traceback(command, capsys, monkeypatch):

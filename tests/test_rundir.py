@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -139,6 +140,14 @@ def test_attempts_are_numbered_and_latest_points_at_the_newest(run):
     first, second = run.new_attempt(), run.new_attempt()
     assert (first.name, second.name) == ("attempt_001", "attempt_002")
     assert run.log_path("trainer").parent.resolve() == second.resolve()
+
+
+def test_only_what_the_dead_left_half_written_is_removed(run):
+    mine, dead, alive = (run.root / f".x.{pid}.tmp" for pid in (os.getpid(), 2**22 + 1, os.getppid()))
+    for path in (mine, dead, alive):
+        path.touch()
+    run.new_attempt()
+    assert [p.exists() for p in (mine, dead, alive)] == [False, False, True]
 
 
 def test_a_lock_that_is_held_elsewhere_names_its_owner(run):

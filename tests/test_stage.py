@@ -84,7 +84,13 @@ def test_missing_upstream_names_the_command(run):
         require(stages, "b", run, load_recipe(""))
 
 
-OTHER = {"processes": 2, "backend": "megatron", "activation_checkpointing": True, "shared_prefix": False}
+OTHER = {
+    "processes": 2,
+    "warmup_steps": 3,
+    "backend": "megatron",
+    "activation_checkpointing": True,
+    "shared_prefix": False,
+}
 OF_RL_ALONE = {"global_batch_size", "steps_per_rollout", "lr", "warmup_steps", "lr_schedule", "min_lr_ratio"}
 
 

@@ -173,6 +173,17 @@ def test_eval_of_a_run_and_of_its_export_agree(done):
     assert in_loop["eval/holdout/sampled"] == of_run["sampled"]["mean"]
 
 
+def test_eval_of_a_run_in_use_and_with_other_values(done):
+    folder, _ = done
+    run = RunDir(folder / "runs" / "r")
+    run.eval_path(1).unlink()
+    succeed("eval", "--run", "r", "--set", "eval.max_prompts=2", folder=folder)
+    assert not run.eval_path(1).exists(), "values of another recipe are not the run's"
+    with run.lock():
+        succeed("eval", "--run", "r", folder=folder)
+    assert json.loads(run.eval_path(1).read_text())["sets"]["holdout"]["greedy"]["n"] == 16
+
+
 def test_offline_rollout_is_a_filter(done):
     folder, _ = done
     words = ("rollout", "--model", "runs/r/export", "--recipe", "quickstart", "--prompts", "runs/r/data/holdout.jsonl")
