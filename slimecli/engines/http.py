@@ -13,9 +13,15 @@ from typing import Any
 import aiohttp
 import orjson
 
+from slimecli import console
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
+
+SILENCE_S = 30.0
+"""an answer that takes longer is followed by a look at the engine's health (seconds)"""
+PROBE_S = 5.0
+"""deadline of that look (seconds)"""
 
 
 class EngineUnreachableError(SlimeError):
@@ -50,6 +56,7 @@ class HttpEngine:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
+        self._looked = -SILENCE_S
 
     async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
         """One HTTP call; the decoded JSON (None for an empty body).
@@ -57,9 +64,9 @@ class HttpEngine:
         Raises EngineUnreachableError or EngineRefusedError naming the engine and what it was doing.
         """
         data = orjson.dumps(payload) if payload is not None else None
-        work = asyncio.run_coroutine_threadsafe(self._exchange(method, path, data), client_loop())
+        work = asyncio.run_coroutine_threadsafe(self._exchange(method, path, data, self._timeout_s), client_loop())
         try:
-            raw, status = await asyncio.wrap_future(work)
+            raw, status = await self._answer(asyncio.wrap_future(work), doing)
         except TimeoutError:
             raise SlimeError(
                 f"the engine at {self.url} did not answer within {self._timeout_s:g} s while {doing}",
@@ -72,12 +79,37 @@ class HttpEngine:
             ) from None
         return self._decoded(raw, status, doing)
 
-    async def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[bytes, int]:
+    async def _answer(self, work: asyncio.Future[tuple[bytes, int]], doing: str) -> tuple[bytes, int]:
+        """Await an exchange; an engine that has gone silent meanwhile is named to the person watching."""
+        begin = time.monotonic()
+        try:
+            while not (await asyncio.wait([work], timeout=SILENCE_S))[0]:
+                await self._look(doing, time.monotonic() - begin)
+        finally:
+            work.cancel()  # of no effect on one that is done
+        return work.result()
+
+    async def _look(self, doing: str, waited_s: float) -> None:
+        """Say so if the engine gives no sign of life; slow work alone is no news. Of many requests one asks."""
+        now = time.monotonic()
+        if now - self._looked < SILENCE_S:
+            return
+        self._looked = now
+        probe = asyncio.run_coroutine_threadsafe(self._exchange("GET", "/health", None, PROBE_S), client_loop())
+        try:
+            await asyncio.wrap_future(probe)
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            console.note(
+                f"waiting {waited_s:.0f} s for the engine at {self.url} while {doing}: it does not answer its health "
+                f"check either; giving up after {self._timeout_s:g} s (rollout.request_timeout_s)"
+            )
+
+    async def _exchange(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[bytes, int]:
         """Send and receive; on the client loop only."""
         if self._session is None:
             # a session and its open connections live and die with one loop, so all of them live on the client loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
-        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        limit = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.request(method, self.url + path, data=data, timeout=limit) as answer:
             return await answer.read(), answer.status
 

@@ -1,0 +1,63 @@
+"""An engine that says nothing for long: named when it is stuck, left in peace when it is only slow."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+from aiohttp import web
+
+from slimecli.engines import http
+from slimecli.errors import SlimeError
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(http, "SILENCE_S", 0.1)
+    monkeypatch.setattr(http, "PROBE_S", 0.1)
+
+
+async def ask_twice(url, timeout_s):
+    engine = http.HttpEngine(url, timeout_s=timeout_s)
+    try:
+        return await asyncio.gather(*(engine.generate({}) for _ in range(2)), return_exceptions=True)
+    finally:
+        await engine.close()
+
+
+def test_a_stopped_engine_is_named_while_it_is_waited_for(capsys):
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as stopped:  # the kernel accepts, nobody answers
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        answers = asyncio.run(ask_twice(url, 0.5))
+    assert [type(a) for a in answers] == [SlimeError, SlimeError]
+    told = capsys.readouterr().err
+    assert f"for the engine at {url} while generating" in told and "giving up after 0.5 s" in told
+    assert 1 <= told.count("health check") <= 3, "one of the requests asks, not each"
+
+
+def test_a_slow_engine_is_left_in_peace(capsys):
+    asked = []
+
+    async def slow(request):
+        await asyncio.sleep(0.4)
+        return web.json_response([{"ok": 1}])
+
+    async def health(request):
+        asked.append(1)
+        return web.Response()
+
+    async def scene():
+        app = web.Application()
+        app.add_routes([web.post("/generate", slow), web.get("/health", health)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            return await ask_twice(f"http://127.0.0.1:{port}", 5)
+        finally:
+            await runner.cleanup()
+
+    assert asyncio.run(scene()) == [[{"ok": 1}], [{"ok": 1}]]
+    assert asked and capsys.readouterr().err == ""
