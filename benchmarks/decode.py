@@ -9,18 +9,14 @@ log-probability of every sampled token. The engine is asked as the rollout asks 
 from __future__ import annotations
 
 import asyncio
-import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _common
-from benchmarks._common import Timing
+from benchmarks import _common, _throughput
 from benchmarks._models import SHAPES, Shape, make_model, random_prompts
-from benchmarks._roofline import Limits, matmul_seconds, measure_limits
-from slimecli import env
+from benchmarks._roofline import Limits, matmul_seconds
 
 
 def engine_side(folder: Path, shape: Shape, threads: int, dtype: str) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -89,10 +85,11 @@ def transformers_side(folder: Path, shape: Shape, device: str, dtype: Any) -> di
     return {"transformers": with_log_probs, "transformers, no log-probs": plain}
 
 
-def measure(name: str, shape: Shape, flags: Any, device: str, limits: Limits, where: Path) -> dict[str, Any]:
+def measure(name: str, shape: Shape, flags: Any, limits: Limits, where: Path) -> dict[str, Any]:
     """All sides on one shape."""
     import torch
 
+    device = flags.device
     dtype = "bfloat16" if device == "cuda" else "float32"
     folder = make_model(where / name, shape, dtype=dtype)
     ask, close = engine_side(folder, shape, flags.threads, dtype)
@@ -106,7 +103,7 @@ def measure(name: str, shape: Shape, flags: Any, device: str, limits: Limits, wh
     step = limits.seconds(shape.flops(rows, context), size * (shape.matmul_params + rows * context * shape.kv_values))
     prefill = shape.flops(shape.prompts * shape.prompt_tokens, shape.prompt_tokens / 2)
     ideal = prefill / limits.flops_per_s + shape.new_tokens * step
-    result = summarise(timings, tokens)
+    result = _throughput.compare(timings, tokens, "transformers")
     ours = result["sides"]["slime"]["tokens_per_s"]
     flops_done = prefill + shape.flops(tokens, context)
     return result | {
@@ -118,59 +115,16 @@ def measure(name: str, shape: Shape, flags: Any, device: str, limits: Limits, wh
     }  # fmt: skip
 
 
-def summarise(timings: dict[str, list[Timing]], tokens: int) -> dict[str, Any]:
-    """Tokens per second of each side, and the ratios of the medians."""
-    sides = {}
-    for name, measured in timings.items():
-        middle = _common.medians(measured)
-        sides[name] = {
-            "tokens_per_s": tokens / middle.wall,
-            "tokens_per_cpu_s": tokens / middle.cpu,
-            "spread": _common.spread([t.wall for t in measured]),
-        }
-    ours, theirs = sides["slime"], sides["transformers"]
-    return {
-        "sides": sides,
-        "ratio": ours["tokens_per_s"] / theirs["tokens_per_s"],
-        "ratio_cpu": ours["tokens_per_cpu_s"] / theirs["tokens_per_cpu_s"],
-    }
-
-
 def main() -> None:
     """Measure the shapes asked for."""
-    flags_of = _common.parser("embedded engine against transformers generate and against the roofline")
-    flags_of.add_argument("--shape", action="append", choices=list(SHAPES), help="repeatable")
-    flags_of.add_argument("--threads", type=int, default=1, help="CPU threads of both sides")
-    flags_of.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    flags_of.add_argument("--models", type=Path, help="folder that keeps the random models between runs")
-    flags = flags_of.parse_args()
-    env.set_threads(flags.threads)
-    env.quiet_libraries()
-    import torch
-
-    torch.set_num_threads(flags.threads)
-    device = flags.device if flags.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    usual = ["0.6b-gpu", "4b-gpu"] if device == "cuda" else ["quickstart", "tiny", "0.6b"]
+    flags = _throughput.parse("embedded engine against transformers generate and against the roofline", SHAPES)
+    usual = _throughput.GPU_SHAPES if flags.device == "cuda" else ("quickstart", "tiny", "0.6b")
     shapes = {name: SHAPES[name] for name in (flags.shape or usual)}
     if flags.smoke:
         shapes = {"quickstart": replace(SHAPES["quickstart"], prompts=2, group=2, new_tokens=4)}
-        flags.repeats = 1
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    limits = measure_limits(device, dtype, smoke=flags.smoke)
-    with tempfile.TemporaryDirectory() as scratch:
-        where = flags.models or Path(scratch)
-        results = [measure(n, s, flags, device, limits, where) for n, s in shapes.items()]
+    results, limits = _throughput.run(flags, shapes, measure)
     tell(results, limits)
-    name = "decode_gpu" if device == "cuda" else "decode"
-    summary = {
-        "ratio": statistics.geometric_mean(r["ratio"] for r in results),
-        "against": "transformers generate, log-probs on",
-        "threads": flags.threads,
-        "gemm_gflops": limits.flops_per_s / 1e9,
-        "stream_gb_per_s": limits.bytes_per_s / 1e9,
-        "results": results,
-    }
-    _common.finish(name, summary, save=flags.save)
+    _throughput.finish("decode", flags, "transformers generate, log-probs on", results, limits)
 
 
 def tell(results: list[dict[str, Any]], limits: Limits) -> None:

@@ -12,17 +12,14 @@ from __future__ import annotations
 import gc
 import itertools
 import random
-import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _common
+from benchmarks import _common, _throughput
 from benchmarks._models import SHAPES, Shape, make_model
-from benchmarks._roofline import Limits, measure_limits
-from slimecli import env
+from benchmarks._roofline import Limits
 from slimecli.types import Group, Sample, SampleStatus
 
 
@@ -130,10 +127,11 @@ def make_batch(work: Work) -> Any:
     return weigh(batch, "sample")
 
 
-def measure(name: str, work: Work, flags: Any, device: str, limits: Limits, where: Path) -> dict[str, Any]:
+def measure(name: str, work: Work, flags: Any, limits: Limits, where: Path) -> dict[str, Any]:
     """Both sides on one shape. A large one goes one after the other: two sets of optimizer state need not fit."""
     import torch
 
+    device = flags.device
     dtype = "bfloat16" if device == "cuda" else "float32"
     shape: Shape = SHAPES[name]
     folder = make_model(where / name, shape, dtype=dtype)
@@ -156,23 +154,13 @@ def measure(name: str, work: Work, flags: Any, device: str, limits: Limits, wher
         timings = _common.interleave({"slime": ours, "padded": theirs}, flags.repeats)
         trainer.close()
     check_same_job(norms, 2e-2 if dtype == "bfloat16" else 1e-3)
-    sides = {}
-    for side, measured in timings.items():
-        middle = _common.medians(measured)
-        sides[side] = {
-            "tokens_per_s": tokens / middle.wall,
-            "tokens_per_cpu_s": tokens / middle.cpu,
-            "seconds_per_step": middle.wall,
-            "spread": _common.spread([t.wall for t in measured]),
-        }
+    result = _throughput.compare(timings, tokens, "padded")
     span = float((batch.lengths.double() ** 2).sum() / batch.lengths.sum()) / 2
     flops = shape.flops(tokens, span, backward=True)
-    return {
+    return result | {
         "shape": name, "device": device, "dtype": dtype, "samples": work.prompts * work.group, "tokens": tokens,
-        "sides": sides, "gradient_norms": norms,
-        "ratio": sides["slime"]["tokens_per_s"] / sides["padded"]["tokens_per_s"],
-        "ratio_cpu": sides["slime"]["tokens_per_cpu_s"] / sides["padded"]["tokens_per_cpu_s"],
-        "model_flops_utilisation": flops / sides["slime"]["seconds_per_step"] / limits.flops_per_s,
+        "gradient_norms": norms,
+        "model_flops_utilisation": flops / result["sides"]["slime"]["seconds"] / limits.flops_per_s,
     }  # fmt: skip
 
 
@@ -185,41 +173,19 @@ def check_same_job(norms: dict[str, float], tolerance: float) -> None:
 
 def main() -> None:
     """Measure the shapes asked for."""
-    flags_of = _common.parser("FSDP trainer against a padded transformers loop", repeats=5)
-    flags_of.add_argument("--shape", action="append", choices=list(WORKS), help="repeatable")
-    flags_of.add_argument("--threads", type=int, default=1, help="CPU threads of both sides")
-    flags_of.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    flags_of.add_argument("--models", type=Path, help="folder that keeps the random models between runs")
-    flags = flags_of.parse_args()
-    env.set_threads(flags.threads)
-    env.quiet_libraries()
-    import torch
-
-    torch.set_num_threads(flags.threads)
-    device = flags.device if flags.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    usual = ["0.6b-gpu", "4b-gpu"] if device == "cuda" else ["quickstart", "tiny"]
+    flags = _throughput.parse("FSDP trainer against a padded transformers loop", WORKS, repeats=5)
+    usual = _throughput.GPU_SHAPES if flags.device == "cuda" else ("quickstart", "tiny")
     works = {name: WORKS[name] for name in (flags.shape or usual)}
     if flags.smoke:
         works = {"quickstart": replace(WORKS["quickstart"], prompts=2, group=4)}
-        flags.repeats = 1
-    limits = measure_limits(device, torch.bfloat16 if device == "cuda" else torch.float32, smoke=flags.smoke)
-    with tempfile.TemporaryDirectory() as scratch:
-        where = flags.models or Path(scratch)
-        results = [measure(n, w, flags, device, limits, where) for n, w in works.items()]
+    results, limits = _throughput.run(flags, works, measure)
     for result in results:
         title = (
             f"{result['shape']}: {result['samples']} samples, {result['tokens']} tokens: slime is "
             f"{result['ratio']:.2f}x the padded loop, {result['model_flops_utilisation']:.0%} of the product peak"
         )
         _common.show(title, [{"side": side, **values} for side, values in result["sides"].items()])
-    summary = {
-        "ratio": statistics.geometric_mean(r["ratio"] for r in results),
-        "against": "padded transformers loop",
-        "threads": flags.threads,
-        "gemm_gflops": limits.flops_per_s / 1e9,
-        "results": results,
-    }
-    _common.finish("train_throughput_gpu" if device == "cuda" else "train_throughput", summary, save=flags.save)
+    _throughput.finish("train_throughput", flags, "padded transformers loop", results, limits)
 
 
 if __name__ == "__main__":
