@@ -15,6 +15,8 @@ from slimecli import files
 from slimecli.engines.embedded.config import DTYPES
 from slimecli.engines.embedded.slot_model import SlotModel
 from slimecli.errors import SlimeError, nearest
+from slimecli.weights.quant import Weights, open_weights
+from slimecli.weights.quant_scheme import scheme_of
 
 Header = tuple[str, tuple[int, ...], str]
 """(HF name, shape, dtype name)"""
@@ -134,11 +136,16 @@ def headers_of(tensors: Mapping[str, torch.Tensor]) -> list[Header]:
 
 
 class FolderWeights:
-    """Safetensors of an HF folder."""
+    """Safetensors of an HF folder; quantised ones are dequantised as they are read."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
 
+        self._quantised = _quantised(folder)
+        if self._quantised is not None:
+            entries = self._quantised.entries
+            self.headers: list[Header] = [(n, e.shape, dtype_name(e.dtype)) for n, e in entries.items()]
+            return
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             names = sorted(set(files.read_json(index)["weight_map"].values()))
@@ -152,7 +159,7 @@ class FolderWeights:
             self._files = [self._stack.enter_context(safe_open(str(folder / n), framework="pt")) for n in names]
         except Exception as error:  # the safetensors library raises its own type for a damaged header
             raise WeightsRefused(f"{folder}: {error}", "write the weights again") from None
-        self.headers: list[Header] = []
+        self.headers = []
         for file in self._files:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 part = file.get_slice(name)
@@ -160,10 +167,21 @@ class FolderWeights:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All of them, one alive at a time."""
+        if self._quantised is not None:
+            yield from self._quantised.iterate()
+            return
         with self._stack:
             for file in self._files:
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     yield name, file.get_tensor(name)
+
+
+def _quantised(folder: Path) -> Weights | None:
+    """The folder, if config.json says that its weights are quantised."""
+    path = folder / "config.json"
+    if not path.is_file() or scheme_of(files.read_json(path)).kind == "plain":
+        return None
+    return open_weights(folder)
 
 
 _SAFE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
