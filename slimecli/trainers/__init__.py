@@ -10,6 +10,7 @@ from slimecli.recipe import Recipe
 
 TRAINERS: dict[str, str] = {
     "fsdp": "slimecli.trainers.fsdp:FsdpTrainer",
+    "megatron": "slimecli.trainers.megatron.trainer:MegatronTrainer",
 }
 
 

@@ -1,0 +1,1 @@
+"""The Megatron backend: megatron-core trains. megatron-core is imported here and nowhere else."""

@@ -1,0 +1,110 @@
+"""Trainer checkpoints in Megatron's torch_dist form: weights, optimizer and position, loadable at any other layout.
+
+    latest_checkpointed_iteration.txt, iter_NNNNNNN/   what Megatron-LM's --load takes
+    hf/                                                config and tokenizer, so that `slime convert` needs nothing else
+
+There is no random state: what might be random in a step is seeded by (run seed, step).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slimecli import files
+from slimecli.errors import DataError
+from slimecli.model_specs import ModelSpec
+from slimecli.weights.hf import copy_companions
+from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
+
+HF_FILES = "hf"
+
+
+def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: ModelSpec, model_dir: Path) -> None:
+    """Write everything that `load` needs into an existing folder. Collective."""
+    from megatron.core import dist_checkpointing
+
+    iteration = folder / f"iter_{step:07d}"
+    if dist.get_rank() == 0:
+        iteration.mkdir()
+    dist.barrier()
+    tree = _tree(chunks, optimizer, is_loading=False)
+    tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
+    dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
+    if dist.get_rank() == 0:
+        files.write_text(folder / TRACKER, str(step))
+        (folder / HF_FILES).mkdir()
+        copy_companions(model_dir, folder / HF_FILES)
+    dist.barrier()
+
+
+def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
+    """Fill model and optimizer from a checkpoint of any layout; returns the optimizer steps made. Collective."""
+    from megatron.core import dist_checkpointing
+
+    iteration = find_iteration(folder)
+    _check_safe(iteration)
+    tree = _tree(chunks, optimizer, is_loading=True)
+    try:
+        loaded = dist_checkpointing.load(tree, str(iteration))
+    except (KeyError, RuntimeError, ValueError, AssertionError) as error:
+        raise DataError(
+            f"{iteration} does not fit this model: {error}", "resume with the model and optimizer it was saved with"
+        ) from error
+    for name, chunk in zip(_names(chunks), chunks, strict=True):
+        chunk.load_state_dict(loaded[name], strict=True)
+    optimizer.load_state_dict(loaded["optimizer"])
+    return int(loaded["iteration"])
+
+
+def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
+    from slimecli.trainers.megatron.weights import checkpoint_metadata
+
+    metadata = checkpoint_metadata()
+    tree = {
+        name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in zip(_names(chunks), chunks, strict=True)
+    }
+    merged = {k: v for name in tree for k, v in tree[name].items()} if len(chunks) == 1 else tree
+    tree["optimizer"] = optimizer.sharded_state_dict(merged, is_loading=is_loading, metadata=metadata)
+    return tree
+
+
+def _names(chunks: list[Any]) -> list[str]:
+    """Megatron-LM's names of the model's chunks in a checkpoint."""
+    return ["model"] if len(chunks) == 1 else [f"model{i}" for i in range(len(chunks))]
+
+
+def _content() -> dict[str, Any]:
+    return {
+        "non_homogeneous_layers": True,
+        "singleton_local_shards": False,
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+    }
+
+
+def _arguments(spec: ModelSpec) -> argparse.Namespace:
+    """What Megatron-LM compares with its own arguments."""
+    return argparse.Namespace(
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=spec.heads,
+        add_position_embedding=True,
+        ckpt_format="torch_dist",
+    )
+
+
+def _check_safe(iteration: Path) -> None:
+    """megatron-core unpickles `.metadata` and `common.pt`: see first that they can do nothing but hold data."""
+    TorchDist(iteration)
+    common = iteration / "common.pt"
+    if common.is_file():
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            try:
+                torch.load(common, weights_only=True, map_location="cpu")
+            except Exception as error:
+                raise DataError(f"{common} is damaged or holds code: {error}", "use a checkpoint you wrote") from None

@@ -1,0 +1,131 @@
+"""How the ranks of a Megatron trainer are divided. Plain arithmetic: `slime plan` uses it without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slimecli.model_specs import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel groups. Ranks are numbered tensor first, then context, expert and data, pipeline last."""
+
+    world: int
+    """trainer processes"""
+    tp: int = 1
+    """tensor-parallel size"""
+    pp: int = 1
+    """pipeline stages"""
+    vpp: int = 1
+    """model chunks per stage (interleaved pipelining)"""
+    cp: int = 1
+    """context-parallel size"""
+    ep: int = 1
+    """expert-parallel size"""
+    etp: int = 1
+    """tensor-parallel size inside experts"""
+    sp: bool = False
+    """sequence parallelism: activations between matrix products are split over tensor-parallel ranks"""
+    first_layers: int = 0
+    """layers of the first pipeline stage; 0: as many as the others"""
+    last_layers: int = 0
+    """layers of the last pipeline stage; 0: as many as the others"""
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size."""
+        return self.world // (self.tp * self.pp * self.cp)
+
+    def describe(self) -> str:
+        """Sizes above one, as people write them: `TP2 PP2 DP4`."""
+        sizes = {"TP": self.tp, "PP": self.pp, "VPP": self.vpp, "CP": self.cp, "EP": self.ep, "DP": self.dp}
+        if self.ep > 1 and self.etp > 1:
+            sizes["ETP"] = self.etp
+        said = [f"{k}{v}" for k, v in sizes.items() if v > 1]
+        return " ".join(said + (["SP"] if self.sp else [])) or "one process"
+
+
+def problems(spec: ModelSpec, layout: Layout) -> list[str]:
+    """Why the model cannot be divided so, each with the nearest sizes that work; empty: it can."""
+    out = []
+    per_model = layout.tp * layout.pp * layout.cp
+    if layout.world % per_model:
+        near = nearest_sizes(layout.world, lambda n: n % per_model == 0, layout.world + per_model)
+        out.append(
+            f"trainer.processes = {layout.world} is not a multiple of TP x PP x CP = {per_model}; {near} would be"
+        )
+    elif (layout.world // layout.pp) % (layout.ep * layout.etp):
+        out.append(
+            f"EP x ETP = {layout.ep * layout.etp} does not divide the {layout.world // layout.pp} processes of a "
+            "pipeline stage"
+        )
+    out += _tensor(spec, layout)
+    out += _pipeline(spec, layout)
+    if layout.ep > 1 or layout.etp != layout.tp:
+        out += _experts(spec, layout)
+    if layout.sp and layout.tp == 1:
+        out.append("sequence-parallel needs a tensor-model-parallel-size above 1")
+    return out
+
+
+def nearest_sizes(value: int, fits: object, limit: int) -> str:
+    """The nearest numbers below and above `value` that fit, as `4 or 8`."""
+    assert callable(fits)
+    below = next((n for n in range(value - 1, 0, -1) if fits(n)), None)
+    above = next((n for n in range(value + 1, limit + 1) if fits(n)), None)
+    return " or ".join(str(n) for n in (below, above) if n is not None) or "no other number"
+
+
+def _tensor(spec: ModelSpec, layout: Layout) -> list[str]:
+    tp = layout.tp
+    parts = {"query heads": spec.heads}
+    if spec.mla is None:
+        parts["key-value heads"] = spec.kv_heads
+    dense = spec.moe is None or spec.moe.dense_layers
+    if dense:
+        parts["MLP rows"] = spec.ffn
+    if spec.moe is not None and spec.moe.shared_ffn:
+        parts["shared-expert rows"] = spec.moe.shared_ffn
+    out = []
+    for what, count in parts.items():
+        # megatron-core shares key-value heads between ranks when there are fewer than ranks
+        if what == "key-value heads" and tp > count and tp % count == 0:
+            continue
+        if count % tp:
+            near = nearest_sizes(tp, lambda n, c=count: c % n == 0, count)
+            out.append(f"tensor-model-parallel-size {tp} does not divide the {count} {what}; {near} does")
+    return out
+
+
+def _pipeline(spec: ModelSpec, layout: Layout) -> list[str]:
+    if layout.pp == 1:
+        return ["interleaved pipelining needs a pipeline-model-parallel-size above 1"] if layout.vpp > 1 else []
+    layers, stages = spec.layers, layout.pp
+    for given in (layout.first_layers, layout.last_layers):
+        if given:
+            layers, stages = layers - given, stages - 1
+    parts = stages * layout.vpp
+    if layers < parts or (parts and layers % parts) or (not parts and layers):
+        uneven = layout.first_layers or layout.last_layers
+        said = f"{layers} layers" + (" besides the first and last stage" if uneven else "")
+        first = spec.layers - (stages - 1) * -(-spec.layers // stages) if stages > 1 else 0
+        hint = (
+            f"; decoder-last-pipeline-num-layers {first} leaves equal stages"
+            if not uneven and layout.vpp == 1 and first > 0
+            else f"; {nearest_sizes(parts, lambda n: layers % n == 0, layers)} would do"
+        )
+        return [f"{said} cannot be divided over {parts} pipeline parts{hint}"]
+    return []
+
+
+def _experts(spec: ModelSpec, layout: Layout) -> list[str]:
+    if spec.moe is None:
+        return [f"expert-model-parallel-size {layout.ep}: {spec.name} has no experts"] if layout.ep > 1 else []
+    out = []
+    if spec.moe.experts % layout.ep:
+        near = nearest_sizes(layout.ep, lambda n: spec.moe.experts % n == 0, spec.moe.experts)
+        out.append(f"expert-model-parallel-size {layout.ep} does not divide {spec.moe.experts} experts; {near} does")
+    if spec.moe.ffn % layout.etp:
+        out.append(f"expert-tensor-parallel-size {layout.etp} does not divide {spec.moe.ffn} rows of an expert")
+    return out

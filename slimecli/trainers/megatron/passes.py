@@ -1,0 +1,175 @@
+"""Forward and backward passes of a batch through megatron-core's pipeline schedules.
+
+megatron-core is asked for plain sums: losses carry global denominators, so `calculate_per_token_loss` with a token
+count of zero makes its gradients the sum over micro-batches and over data- and context-parallel ranks, undivided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slimecli.batch import TrainBatch, plan_micro_batches
+from slimecli.trainers.megatron.arguments import Settings
+from slimecli.trainers.megatron.log_probs import vocab_parallel_log_probs
+from slimecli.trainers.megatron.micro_batches import MicroBatch, make_micro_batch, to_batch
+
+Use = Callable[[MicroBatch, Tensor, Tensor, bool], Tensor]
+"""(micro-batch, [T] log-probs, [T] entropy, whether it counts) -> [] loss; called on the last pipeline stage"""
+
+
+@dataclass(frozen=True)
+class _Item:
+    indices: list[int]
+    """samples of the batch"""
+    micro_batch: MicroBatch
+    counts: bool
+    """False: it only keeps collectives in step"""
+
+
+class Passes:
+    """Runs batches through this rank's part of the model."""
+
+    def __init__(self, settings: Settings, budget: int, chunk: int, vocab: int, device: torch.device) -> None:
+        self._settings = settings
+        self._budget = budget
+        self._chunk = chunk
+        self._vocab = vocab
+        self._device = device
+
+    def run(
+        self, chunks: list[Any], batch: TrainBatch, temperature: float, use: Use, *, forward_only: bool
+    ) -> list[list[int]]:
+        """One pass over this rank's share of a batch; returns the sample indices of each micro-batch that counts.
+
+        Args:
+            chunks: the model, wrapped; several with interleaved pipelining.
+            use: what is made of the log-probs.
+        """
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        items = self._items(batch)
+        step = partial(self._forward, temperature=temperature, use=use)
+        iterators = [iter(items) for _ in chunks]
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iterators if len(chunks) > 1 else iterators[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=len(items),
+            seq_length=self._budget,
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        return [item.indices for item in items if item.counts]
+
+    def _items(self, batch: TrainBatch) -> list[_Item]:
+        from megatron.core import parallel_state
+
+        layout = self._settings.layout
+        # interleaved pipelining takes micro-batches in groups of the pipeline's depth
+        group = layout.pp if layout.vpp > 1 else 1
+        plan = plan_micro_batches(batch.lengths.tolist(), self._budget * layout.cp, layout.dp * group)
+        mine = parallel_state.get_data_parallel_rank() * group
+        rank = parallel_state.get_context_parallel_rank()
+        items = []
+        for indices in (i for part in plan[mine : mine + group] for i in part):
+            micro_batch = make_micro_batch(
+                batch.select(indices or [0]),
+                context_ranks=layout.cp,
+                context_rank=rank,
+                multiple=layout.tp if layout.sp else 1,
+                device=self._device,
+            )
+            items.append(_Item(indices, micro_batch, bool(indices)))
+        return items
+
+    def _forward(
+        self, iterator: Iterator[_Item], model: Any, *, temperature: float, use: Use
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
+        """megatron-core's forward_step_func."""
+        item = next(iterator)
+        micro_batch = item.micro_batch
+        output = model(
+            input_ids=micro_batch.token_ids,
+            position_ids=micro_batch.position_ids,
+            attention_mask=None,
+            packed_seq_params=micro_batch.packed(),
+        )
+
+        def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            log_probs, entropy = self._log_probs(hidden, model, micro_batch, temperature)
+            value = use(micro_batch, log_probs, entropy, item.counts)
+            return value, torch.zeros((), dtype=torch.int, device=self._device), {}
+
+        return output, loss
+
+    def _log_probs(
+        self, hidden: Tensor, model: Any, micro_batch: MicroBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """[T] log-probs and [T] entropy from hidden states of the last stage, [1, L, H] (or this rank's part of L)."""
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel.mappings import (
+            copy_to_tensor_model_parallel_region,
+            gather_from_sequence_parallel_region,
+        )
+
+        weight = output_weight(model)
+        rows = hidden[0].to(weight.dtype)
+        # either operation adds up, in its backward pass, what each rank's part of the vocabulary says of the rows
+        rows = (
+            gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=True)
+            if self._settings.layout.sp
+            else copy_to_tensor_model_parallel_region(rows)
+        )
+        values = vocab_parallel_log_probs(
+            rows[micro_batch.rows],
+            weight,
+            micro_batch.targets,
+            temperature=temperature,
+            chunk=self._chunk,
+            vocab=self._vocab,
+            group=parallel_state.get_tensor_model_parallel_group(),
+        )
+        group = parallel_state.get_context_parallel_group()
+        log_probs, entropy = (to_batch(v, micro_batch, group) for v in values)
+        return log_probs, entropy
+
+
+def unwrap(model: Any) -> Any:
+    """The GPTModel inside its data-parallel and precision wrappers."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def output_weight(model: Any) -> Tensor:
+    """[V / tp, H] this rank's rows of the output embedding, on the last pipeline stage."""
+    gpt = unwrap(model)
+    weight: Tensor = (
+        gpt.shared_embedding_or_output_weight() if gpt.share_embeddings_and_output_weights else gpt.output_layer.weight
+    )
+    return weight
+
+
+def is_reporter() -> bool:
+    """True on the ranks whose values are counted: last pipeline stage, first tensor- and context-parallel rank."""
+    from megatron.core import parallel_state
+
+    return bool(
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+    )
+
+
+def add_up(tensor: Tensor) -> Tensor:
+    """Sum over all ranks, in place."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
