@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -76,6 +77,12 @@ class Recipe(Section):
     def max_context(self) -> int:
         """Prompt plus answer (tokens) that the engine must hold."""
         return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether trainer and engines are all on this machine: no cluster is joined, and no engine is elsewhere."""
+        hosts = {urlsplit(url).hostname for url in self.engine.urls}
+        return not self.cluster.address and hosts <= {"127.0.0.1", "localhost", "::1"}
 
     def sync_kind(self, backend: str) -> SyncKind:
         """The way of weight sync on a cluster backend: `sync.kind`, or for `auto` the quickest that reaches.

@@ -93,3 +93,16 @@ def test_fields_are_listed_with_default_and_help():
     fields = {name: (default, text) for name, default, text in recipe_fields()}
     assert fields["trainer.lr"] == (1e-6, "peak learning rate")
     assert "trainer" not in fields
+
+
+@pytest.mark.parametrize(
+    ("sets", "one"),
+    [
+        ((), True),
+        (("engine.urls=['http://127.0.0.1:1', 'http://localhost:2']",), True),
+        (("engine.urls=['http://127.0.0.1:1', 'http://10.1.2.3:1']",), False),
+        (("cluster.address='10.1.2.3:6379'",), False),
+    ],
+)
+def test_one_host(sets, one):
+    assert load_recipe("", sets).is_one_host is one

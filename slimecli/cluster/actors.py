@@ -62,6 +62,7 @@ class TrainerHost:
     def __init__(self, log: str, threads: int) -> None:
         _prepare_process(log, threads)
         self._trainer: Trainer | None = None
+        self._one_host = False
 
     def address(self) -> tuple[str, int]:
         """(host, free port) for the process group; asked of rank 0."""
@@ -85,7 +86,9 @@ class TrainerHost:
         from slimecli.trainers import open_trainer
 
         self.close()
-        self._trainer = open_trainer(validate_recipe(recipe), Path(model_dir), total_steps=total_steps)
+        resolved = validate_recipe(recipe)
+        self._one_host = resolved.is_one_host
+        self._trainer = open_trainer(resolved, Path(model_dir), total_steps=total_steps)
 
     @property
     def _open(self) -> Trainer:
@@ -109,7 +112,8 @@ class TrainerHost:
         """sync.stage.stage_weights over this trainer's weights."""
         from slimecli.sync.stage import stage_weights
 
-        return stage_weights(self._open.weights(), kind, version=version, folder=Path(folder), like=Path(like))
+        where = {"folder": Path(folder), "like": Path(like)}
+        return stage_weights(self._open.weights(), kind, version=version, one_host=self._one_host, **where)
 
     def named_weights(self) -> list[tuple[str, np.ndarray]]:
         """Every weight as numpy; for small models and tests."""

@@ -29,6 +29,7 @@ class LocalCluster:
             )
         env.set_threads(recipe.trainer.threads)
         self._run = run
+        self._is_one_host = recipe.is_one_host
 
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """The trainer of the recipe, in this process."""
@@ -44,7 +45,8 @@ class LocalCluster:
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage in this process."""
-        return stage_weights(trainer.weights(), kind, version=version, folder=folder, like=like)
+        one_host = self._is_one_host
+        return stage_weights(trainer.weights(), kind, version=version, folder=folder, like=like, one_host=one_host)
 
     def close(self) -> None:
         """Nothing outlives the parts."""

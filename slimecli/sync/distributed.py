@@ -35,12 +35,20 @@ RECEIVED_KEYS = ("names", "dtypes", "shapes", "group_name")
 """what update_weights_from_distributed takes"""
 
 
-def offer(tensors: Mapping[str, torch.Tensor], version: int) -> dict[str, Any]:
+def offer(tensors: Mapping[str, torch.Tensor], version: int, *, one_host: bool = False) -> dict[str, Any]:
     """Start the thread that will broadcast; returns what the driver must know, JSON-ready.
 
     The tensors are held until they are sent, refused, or PATIENCE is over.
+
+    Args:
+        one_host: all engines are on this machine: nothing listens beyond loopback.
     """
-    store = TCPStore("0.0.0.0", 0, None, True, PATIENCE, wait_for_workers=False)
+    address = "127.0.0.1" if one_host else _own_address()
+    control, group = _listener(address), _listener(address)
+    control_port, group_port = control.getsockname()[1], group.getsockname()[1]
+    store = TCPStore(
+        address, control_port, None, True, PATIENCE, wait_for_workers=False, master_listen_fd=control.detach()
+    )
     on_gpu = any(t.is_cuda for t in tensors.values())
     described: dict[str, Any] = {
         "names": list(tensors),
@@ -48,15 +56,16 @@ def offer(tensors: Mapping[str, torch.Tensor], version: int) -> dict[str, Any]:
         "shapes": [list(t.shape) for t in tensors.values()],
         "group_name": f"slime-{version}-{os.getpid()}-{secrets.token_hex(4)}",
         "backend": "nccl" if on_gpu else "gloo",
-        "master_address": _own_address(),
-        "master_port": _free_port(),
-        "control_port": store.port,
+        "master_address": address,
+        "master_port": group_port,
+        "control_port": control_port,
     }
-    threading.Thread(target=_serve, args=(store, dict(tensors), described), name="weight-offer", daemon=True).start()
+    work = (store, group, dict(tensors), described)
+    threading.Thread(target=_serve, args=work, name="weight-offer", daemon=True).start()
     return described
 
 
-def _serve(store: Any, tensors: dict[str, torch.Tensor], described: dict[str, Any]) -> None:
+def _serve(store: Any, door: socket.socket, tensors: dict[str, torch.Tensor], described: dict[str, Any]) -> None:
     """Wait for the driver, join the group as rank 0, broadcast in order."""
     from slimecli.engines.embedded.distributed import open_group
 
@@ -65,7 +74,7 @@ def _serve(store: Any, tensors: dict[str, torch.Tensor], described: dict[str, An
         if world == 0:
             return
         address = (described["master_address"], described["master_port"])
-        group = open_group(address, 0, world, described["group_name"], described["backend"])
+        group = open_group(address, 0, world, described["group_name"], described["backend"], door.detach())
         try:
             store.wait(["go"], PATIENCE)
             if store.get("go") == b"yes":
@@ -78,6 +87,8 @@ def _serve(store: Any, tensors: dict[str, torch.Tensor], described: dict[str, An
     except RuntimeError as error:  # torch.distributed's own errors, DistBackendError among them
         with contextlib.suppress(RuntimeError):
             store.set("trouble", str(error))
+    finally:
+        door.close()  # of no effect once the group has it
 
 
 async def push(
@@ -143,10 +154,9 @@ def _own_address() -> str:
             return "127.0.0.1"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _listener(address: str) -> socket.socket:
+    """A listening socket at one address: a store that opens its own listens on all interfaces."""
+    return socket.create_server((address, 0), backlog=1024)
 
 
 _FIX = "see the engine's log; --set sync.kind=disk needs no process group"

@@ -33,7 +33,9 @@ class StagedWeights:
     seconds: float
 
 
-def stage_weights(pairs: Pairs, kind: SyncKind, *, version: int, folder: Path, like: Path) -> StagedWeights:
+def stage_weights(
+    pairs: Pairs, kind: SyncKind, *, version: int, folder: Path, like: Path, one_host: bool = False
+) -> StagedWeights:
     """Stage one version.
 
     Args:
@@ -41,12 +43,13 @@ def stage_weights(pairs: Pairs, kind: SyncKind, *, version: int, folder: Path, l
         version: step whose weights these are.
         folder: disk: the HF folder to commit; shared_memory: tells the buffers of several runs in one process apart.
         like: HF folder with config and tokenizer.
+        one_host: distributed: no engine is on another machine.
     """
     begin = time.perf_counter()
     staged: StagedWeights | SlimeError | None = None
     if _rank() == 0:
         try:
-            staged = _stage(pairs, kind, version, folder, like)
+            staged = _stage(pairs, kind, version, folder, like, one_host=one_host)
         except SlimeError as error:
             staged = error
     for _ in pairs:
@@ -59,7 +62,7 @@ def stage_weights(pairs: Pairs, kind: SyncKind, *, version: int, folder: Path, l
     return replace(staged, seconds=time.perf_counter() - begin)
 
 
-def _stage(pairs: Pairs, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
+def _stage(pairs: Pairs, kind: SyncKind, version: int, folder: Path, like: Path, *, one_host: bool) -> StagedWeights:
     mark = Fingerprint()
     if kind == "disk":
         notes: dict[str, Any] = {"version": version}
@@ -76,7 +79,7 @@ def _stage(pairs: Pairs, kind: SyncKind, version: int, folder: Path, like: Path)
     if kind == "distributed":
         from slimecli.sync.distributed import offer
 
-        update = WeightUpdate(kind=kind, version=version, group=offer(tensors, version))
+        update = WeightUpdate(kind=kind, version=version, group=offer(tensors, version, one_host=one_host))
     else:
         update = WeightUpdate(kind=kind, version=version, tensors=tensors)
     return StagedWeights(update=update, fingerprint=mark.hexdigest(), bytes_=total, seconds=0.0)

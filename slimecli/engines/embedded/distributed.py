@@ -81,13 +81,20 @@ class Groups:
             self.leave(name)
 
 
-def open_group(address: tuple[str, int], rank: int, world: int, name: str, backend: str) -> Any:
-    """A process group outside the default one, at the same store keys as SGLang's init_custom_process_group."""
+def open_group(
+    address: tuple[str, int], rank: int, world: int, name: str, backend: str, listen_fd: int | None = None
+) -> Any:
+    """A process group outside the default one, at the same store keys as SGLang's init_custom_process_group.
+
+    Args:
+        listen_fd: rank 0: a socket that listens at `address` and is the store's from here on; None: the store listens
+            by itself, on all interfaces.
+    """
     from torch.distributed import distributed_c10d as c10d
 
     # torch leaves these names out of its own __all__
-    store = torch.distributed.TCPStore(address[0], address[1], world, rank == 0, timeout=TIMEOUT)  # type: ignore[attr-defined]
-
+    new_store = torch.distributed.TCPStore  # type: ignore[attr-defined]
+    store = new_store(*address, world, rank == 0, timeout=TIMEOUT, master_listen_fd=listen_fd)
     prefixed = torch.distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
     group, _ = c10d._new_process_group_helper(
         world, rank, [], torch.distributed.Backend(backend), prefixed, group_name=c10d.GroupName(name), timeout=TIMEOUT
