@@ -3,7 +3,8 @@
 megatron-core's model code for Transformer Engine (norms fused into the linear layer behind them, grouped experts,
 replicated down-projections) is what slime trains with and what checkpoints are laid out for. Where Transformer Engine
 is not installed (it needs a GPU even to import), these classes take its place behind megatron-core's own spec
-functions. They have its parameter names, tensor-parallel axes and empty `_extra_state`, so that checkpoints are interchangeable.
+functions. They have its parameter names, tensor-parallel axes and empty `_extra_state`, so that checkpoints are
+interchangeable.
 """
 
 from __future__ import annotations
