@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.errors import SlimeError
 from slimecli.weights.export import export_weights
 from slimecli.weights.origin import hf_origin
 
@@ -27,3 +28,10 @@ def test_fp8_answers_as_its_dequantised_copy(family, models, tmp_path):
         export_weights(hf_origin(source), tmp_path / out, quantize=quantize, card=lambda notes: "")
     assert answers(tmp_path / "q") == answers(tmp_path / "plain")
     assert answers(tmp_path / "q") != answers(models(family))
+
+
+def test_a_family_without_a_layout_says_how_to_dequantise(models, tmp_path):
+    export_weights(hf_origin(models("qwen3_moe")), tmp_path / "q", quantize="fp8", card=lambda notes: "")
+    with pytest.raises(SlimeError) as caught:
+        EmbeddedEngine(tmp_path / "q", slots=4, max_context=64)
+    assert caught.value.fix.startswith(f"slime export --from {tmp_path / 'q'}")

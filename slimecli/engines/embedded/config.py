@@ -11,6 +11,7 @@ import torch
 
 from slimecli import files
 from slimecli.errors import SlimeError
+from slimecli.weights.quant_scheme import plain_config
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 """model_type values that share the dense decoder layout of model.py"""
@@ -82,8 +83,8 @@ def why_not(config: dict[str, Any]) -> str:
         return f"rope type {kind!r}"
     if uses_sliding_window(config):
         return "sliding-window attention"
-    if config.get("partial_rotary_factor", 1.0) != 1.0 or config.get("quantization_config"):
-        return "partial rotary embedding or quantised weights"
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        return "partial rotary embedding"
     return ""
 
 
@@ -98,12 +99,11 @@ def uses_sliding_window(config: dict[str, Any]) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder."""
+    """config.json of a model folder; of quantised weights that of the model they are dequantised to."""
     path = folder / "config.json"
     if not path.is_file():
         raise SlimeError(f"{folder} has no config.json", "name a Hugging Face model folder")
-    config: dict[str, Any] = files.read_json(path)
-    return config
+    return plain_config(files.read_json(path))
 
 
 def end_tokens(folder: Path, config: dict[str, Any], tokenizer: Any) -> frozenset[int]:

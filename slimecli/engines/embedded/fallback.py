@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from slimecli import files
 from slimecli.engines.embedded import config as folder_config
 from slimecli.engines.embedded.kv import WINDOW, KVCache, round_up
 from slimecli.errors import SlimeError
+from slimecli.weights.quant_scheme import quantization_of
 
 
 class SlotLayer:
@@ -56,6 +58,7 @@ class AnyDecoder:
 
         config = folder_config.read_config(folder)
         _refuse_unknown_memory(config)
+        _refuse_quantised(folder)
         self.dtype = dtype
         self.device = device
         self._module = AutoModelForCausalLM.from_pretrained(
@@ -163,6 +166,15 @@ class AnyDecoder:
     def weight_bytes(self) -> int:
         """Memory held by weights now."""
         return sum(storage.nbytes() for storage in self._storages.values())
+
+
+def _refuse_quantised(folder: Path) -> None:
+    """transformers would read the weights by itself, and wants a GPU for that."""
+    if quantization_of(files.read_json(folder / "config.json")):
+        raise SlimeError(
+            f"{folder}: the embedded engine has no layout of its own for this family, and reads it unquantised only",
+            f"slime export --from {folder} --out DIR writes it dequantised",
+        )
 
 
 def _refuse_unknown_memory(config: dict[str, Any]) -> None:
