@@ -12,7 +12,8 @@ from slimecli import files
 from slimecli.errors import MissingStageError, UsageError
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.weights.check import check_folder
-from slimecli.weights.hf import COMPANIONS, INDEX
+from slimecli.weights.hf import COMPANIONS, INDEX, save_hf_folder
+from slimecli.weights.quant import Dequantized, open_weights
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -62,7 +63,14 @@ def materialise_model(recipe: Recipe, run: RunDir) -> Path:
 
 
 def take_model(source: Path, folder: Path, *, code: bool = False) -> None:
-    """Link or copy a model's files; Python files only with `code`."""
+    """Link or copy a model's files, quantised weights as what they stand for; Python files only with `code`."""
+    opened = open_weights(source)
+    if isinstance(opened, Dequantized):
+        save_hf_folder(opened.iterate(), folder, like=source)
+        files.write_json(folder / "config.json", opened.config())
+        for path in () if code else folder.glob("*.py"):
+            path.unlink()
+        return
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
