@@ -97,8 +97,8 @@ def _repo(recipe: Recipe) -> str:
 
 
 def _revision(run: RunDir) -> str:
-    done = run.model_dir / files.DONE
-    revision = files.read_json(done).get("revision", "") if done.is_file() else ""
+    done = files.read_json(run.model_dir / files.DONE) if (run.model_dir / files.DONE).is_file() else {}
+    revision = done.get("commit") or done.get("revision")
     return f" @ {revision}" if revision else ""
 
 

@@ -82,10 +82,12 @@ def test_the_card_tells_where_the_model_comes_from(trained):
     files.write_json(target.manifest_path, {**manifest, **changed})
     target.data_dir.mkdir()
     (target.data_dir / "train.jsonl").write_text("{}\n" * 7)
+    target.model_dir.mkdir(parents=True)
+    files.write_json(target.model_dir / files.DONE, {"commit": "0123abcd"})
     card = (export_checkpoint(target, None, quantize="fp8") / "README.md").read_text()
     for said in (
         "library_name: transformers",
-        "| base model | quickstart (init) |",
+        "| base model | quickstart @ 0123abcd (init) |",
         "| steps | 2 of 2, after 0 SFT steps |",
         ", 7 prompts |",
         "| holdout | greedy | 0.2500 | 0.7500 |",
