@@ -39,6 +39,11 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
                 f"disk full while writing {path} ({free / 1e9:.2f} GB free)",
                 "free space, or move the runs folder with SLIME_RUNS; what was committed before is intact",
             ) from error
+        if error.errno == errno.EFBIG:
+            raise SlimeError(
+                f"{path}: a file grew beyond what the file system or `ulimit -f` allows",
+                "raise the limit, or write to another file system",
+            ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise SlimeError(f"no permission to write {path}: {error.strerror}", "choose a folder you own") from error
         raise
@@ -101,25 +106,33 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Ite
         try:
             temporary.mkdir()
             yield temporary
-            sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in _files(temporary)}
-            for path in _files(temporary):
-                with path.open("rb") as handle:
-                    os.fsync(handle.fileno())
-            for path in sorted(p for p in temporary.rglob("*") if p.is_dir()):
-                sync_folder(path)
-            write_json(temporary / DONE, {**(manifest or {}), "files": sizes})
-            if final.exists():
-                old = final.with_name(f".{final.name}.{os.getpid()}.old")
-                shutil.rmtree(old, ignore_errors=True)
-                final.rename(old)
-                temporary.rename(final)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                temporary.rename(final)
-            sync_folder(final.parent)
+            commit_folder(temporary, final, manifest)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def commit_folder(temporary: Path, final: Path, manifest: dict[str, Any] | None = None) -> None:
+    """Flush a finished folder to disk, write its DONE.json, and give it its final name, replacing an older one.
+
+    Files that end in `.journal` belong to the way there: DONE.json leaves them out.
+    """
+    sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in _files(temporary) if p.suffix != ".journal"}
+    for path in _files(temporary):
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+    for path in sorted(p for p in temporary.rglob("*") if p.is_dir()):
+        sync_folder(path)
+    write_json(temporary / DONE, {**(manifest or {}), "files": sizes})
+    if final.exists():
+        old = final.with_name(f".{final.name}.{os.getpid()}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        temporary.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        temporary.rename(final)
+    sync_folder(final.parent)
 
 
 def is_committed(folder: Path) -> bool:

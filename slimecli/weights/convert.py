@@ -1,73 +1,36 @@
-"""HF safetensors <-> Megatron torch_dist: streamed, re-read, certified."""
+"""HF safetensors <-> Megatron torch_dist: streamed in pieces, re-read, certified, continued after an interruption."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from slimecli import __version__, files
+from slimecli import files
 from slimecli.errors import DataError, UsageError
 from slimecli.model_specs import ModelSpec, from_config
+from slimecli.weights.certificate import CERTIFICATE
 from slimecli.weights.check import check_folder, spec_of
-from slimecli.weights.fingerprint import tensor_hash
-from slimecli.weights.hf import HfFolder, copy_companions, save_hf_folder
-from slimecli.weights.maps import objects_of, rules_of, stored_in
+from slimecli.weights.conversion import Conversion, carrier_of, convert, kinds_of, word
+from slimecli.weights.hf import HfFolder, copy_companions
+from slimecli.weights.hf_write import HfPlan
+from slimecli.weights.maps import embedding_of, objects_of, rules_of, stored_in
 from slimecli.weights.maps.rule import Rule
-from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistWriter
+from slimecli.weights.pieces import PIECE, Source, source_of
+from slimecli.weights.quant import Weights, open_weights
+from slimecli.weights.quant_fp8 import quantizer_of
+from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config
+from slimecli.weights.quantized import QuantizedSource
+from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistSource
+from slimecli.weights.torch_dist_write import TorchDistPlan, zero_ranges
 
-CERTIFICATE = "certificate.json"
 HF_FILES = "hf"
 """folder beside the Megatron checkpoint with config and tokenizer, so that the way back needs nothing else"""
-
-
-@dataclass
-class _Ledger:
-    """What was read: name -> hash, shape and dtype of each HF tensor as it must come back."""
-
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def note(self, name: str, tensor: torch.Tensor) -> None:
-        if name in self.rows:
-            raise DataError(f"tensor {name} came twice", "report this: the weight map is wrong")
-        self.rows[name] = _row(tensor)
-
-    def compare(self, name: str, tensor: torch.Tensor) -> None:
-        found = _row(tensor)
-        if found != self.rows[name]:
-            raise DataError(
-                f"verification: {name} was written as {self.rows[name]} and reads back as {found}",
-                "the disk or its driver is at fault, or this is a bug: convert again and compare",
-            )
-
-
-def _row(tensor: torch.Tensor) -> dict[str, Any]:
-    value = int(tensor_hash(tensor).item()) & (2**64 - 1)
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "hash": f"{value:016x}",
-    }
-
-
-def plan_rows(spec: ModelSpec, source: HfFolder | None = None, padded_vocab: int = 0) -> list[dict[str, Any]]:
-    """The mapping table of a dry run."""
-    return [
-        {
-            "hf": ", ".join(rule.hf),
-            "megatron": rule.key,
-            "offset": list(rule.offset),
-            "shape": list(rule.chunk),
-            "global": list(rule.full),
-            "bytes": sum(source.entries[n].nbytes for n in rule.hf) if source else None,
-        }
-        for rule in rules_of(spec, padded_vocab)
-    ]
+SHARD_BYTES = 5_000_000_000
+"""largest shard of a result in safetensors"""
 
 
 def hf_to_torch_dist(
@@ -78,46 +41,49 @@ def hf_to_torch_dist(
     dtype: torch.dtype | None = None,
     vocab_multiple: int = 128,
     verify: bool = True,
+    jobs: int = 0,
 ) -> dict[str, Any]:
     """Write a Megatron release checkpoint.
 
     Args:
-        hf: HF folder of a known family.
+        hf: HF folder of a known family, quantised or not.
         out: what Megatron's --load takes; committed as a whole.
         expected: registry entry the folder must agree with.
         dtype: floating tensors are cast to it; None keeps each as it is.
         vocab_multiple: embedding rows are padded with zeros to a multiple of this, as Megatron does.
         verify: read everything back and compare before the folder appears.
+        jobs: threads; 0: as many as there are cores. The result does not depend on it.
 
     Returns the summary that DONE.json holds.
     """
     begin = time.perf_counter()
-    spec = _known(check_folder(hf, expected), hf)
-    source, ledger = HfFolder(hf), _Ledger()
-    rules = rules_of(spec, spec.padded_vocab(vocab_multiple), source.shapes)
-    _check_tied_head(source, spec)
-    notes: dict[str, Any] = {}
-    with files.committed_folder(out, notes) as folder:
-        writer = TorchDistWriter(folder / "release")
-        try:
-            for rule in rules:
-                chunk = rule.merge([_take(source, name, dtype, ledger) for name in rule.hf])
-                writer.add(rule.key, chunk, rule.full, rule.offset)
-            for key in objects_of(rules):
-                writer.add_empty_object(key)
-            writer.finish(_common_args(spec, vocab_multiple))
-        finally:
-            writer.abandon()
-        files.write_text(folder / TRACKER, "release")
-        (folder / HF_FILES).mkdir()
-        copy_companions(hf, folder / HF_FILES, dtype=str(dtype).removeprefix("torch.") if dtype else None)
-        if verify:
-            written = TorchDist(folder)
-            for rule in rules:
-                _verify_rule(written, rule, ledger)
-        notes |= _certify(folder, ledger, spec, verified=verify, source=str(hf), to="torch_dist")
-        notes["seconds"] = round(time.perf_counter() - begin, 3)
-    return notes
+    spec = check_folder(hf, expected)
+    folder = open_weights(hf)
+    spec = spec if spec is not None else spec_of(folder)
+    rules = rules_of(spec, spec.padded_vocab(vocab_multiple), folder.shapes)
+    source = source_of(folder)
+    try:
+        _check_tied_head(source, folder, spec)
+        kinds = kinds_of(source, rules, dtype)
+        plan = TorchDistPlan(rules, kinds, objects_of(rules), "release")
+
+        def finish(where: Path) -> None:
+            plan.finish(where / "release", _common_args(spec, vocab_multiple))
+            files.write_text(where / TRACKER, "release")
+            (where / HF_FILES).mkdir(exist_ok=True)
+            copy_companions(hf, where / HF_FILES, dtype=word(dtype))
+            _drop_quantization(where / HF_FILES)
+
+        def reopen(where: Path) -> Source:
+            written = TorchDist(where)
+            _check_layout(written, rules)
+            return TorchDistSource(written, rules)
+
+        options = {"to": "torch_dist", "dtype": word(dtype), "vocab_multiple": vocab_multiple}
+        what = Conversion(hf, hf, out, spec, options, plan.packer, finish, reopen)
+        return convert(what, carrier_of(source, kinds), begin, verify=verify, jobs=jobs)
+    finally:
+        source.close()
 
 
 def torch_dist_to_hf(
@@ -127,45 +93,55 @@ def torch_dist_to_hf(
     like: Path | None = None,
     expected: ModelSpec | None = None,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = 5_000_000_000,
+    quantize: str = "",
     verify: bool = True,
+    jobs: int = 0,
 ) -> dict[str, Any]:
     """Write an HF folder.
 
     Args:
-        checkpoint: folder with the tracker file, or one iteration; any TP, PP or stacking.
+        checkpoint: folder with the tracker file, or one iteration; any TP, PP, EP or stacking.
         like: HF folder with config and tokenizer; None: what slime put beside the checkpoint.
         expected: registry entry that the config must agree with.
+        quantize: `fp8` or `fp8-ue8m0`: linear layers in blocks of 128x128; empty: none.
     """
     begin = time.perf_counter()
-    source = TorchDist(checkpoint)
+    stored = TorchDist(checkpoint)
     like = like or find_companions(checkpoint)
     config = files.read_json(like / "config.json")
     if expected is not None and (differing := expected.check(config)):
         raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
-    spec, ledger = from_config(config, name=like.name), _Ledger()
-    rules = rules_of(spec, _stored_vocab(source, spec), stored_in(source.tensors, _hf_names(checkpoint)))
-    _check_keys(source, rules)
-    notes: dict[str, Any] = {}
+    spec = from_config(config, name=like.name)
+    rules = rules_of(spec, _stored_vocab(stored, spec), stored_in(stored.tensors, _hf_names(checkpoint)))
+    _check_keys(stored, rules)
+    source: Source = TorchDistSource(stored, rules)
+    names = [name for rule in rules for name in rule.hf]
+    quantizer = quantizer_of(quantize)
+    if quantizer is not None:
+        quantized = QuantizedSource(source, names, quantizer)
+        source, names, dtype = quantized, quantized.names, dtype or torch.bfloat16
+    try:
+        kinds = kinds_of(source, rules, dtype, names)
+        plan = HfPlan({name: (kinds[name], source.shape(name)) for name in names}, SHARD_BYTES)
 
-    def pairs() -> Iterator[tuple[str, torch.Tensor]]:
-        for rule in rules:
-            parts = rule.split(source.read(rule.key, rule.offset, rule.chunk))
-            for name, part in zip(rule.hf, parts, strict=True):
-                tensor = _cast(part, dtype)
-                _refuse_nan(name, tensor)
-                ledger.note(name, tensor)
-                yield name, tensor
+        def finish(where: Path) -> None:
+            plan.finish(where)
+            main = dtype or max(set(kinds.values()), key=list(kinds.values()).count)
+            copy_companions(like, where, dtype=word(main))
+            _drop_quantization(where)
+            if quantizer is not None:
+                quantizer.finish(where)
 
-    with files.committed_folder(out, notes) as folder:
-        save_hf_folder(pairs(), folder, like=like, dtype=dtype, max_shard_bytes=max_shard_bytes)
-        if verify:
-            check_folder(folder, expected)
-            for name, tensor in HfFolder(folder).iterate():
-                ledger.compare(name, tensor)
-        notes |= _certify(folder, ledger, spec, verified=verify, source=str(checkpoint), to="hf")
-        notes["seconds"] = round(time.perf_counter() - begin, 3)
-    return notes
+        def reopen(where: Path) -> Source:
+            if quantizer is None:
+                check_folder(where, expected)
+            return source_of(HfFolder(where))
+
+        options = {"to": "hf", "dtype": word(dtype), "quantize": quantize, "shard": SHARD_BYTES}
+        what = Conversion(stored.path, like, out, spec, options, plan.packer, finish, reopen)
+        return convert(what, carrier_of(source, kinds), begin, verify=verify, jobs=jobs)
+    finally:
+        source.close()
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
@@ -192,50 +168,50 @@ def _hf_names(checkpoint: Path) -> list[str]:
     return list(files.read_json(path)["weights"]) if path else []
 
 
-def _known(spec: ModelSpec | None, hf: Path) -> ModelSpec:
-    return spec if spec is not None else spec_of(HfFolder(hf))
+def _drop_quantization(folder: Path) -> None:
+    """The config of dequantised weights does not call them quantised."""
+    config = files.read_json(folder / "config.json")
+    if CONFIG_KEY in config:
+        files.write_json(folder / "config.json", plain_config(config))
 
 
-def _take(source: HfFolder, name: str, dtype: torch.dtype | None, ledger: _Ledger) -> torch.Tensor:
-    tensor = _cast(source.read(name), dtype)
-    _refuse_nan(name, tensor)
-    ledger.note(name, tensor)
-    return tensor
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-def _refuse_nan(name: str, tensor: torch.Tensor) -> None:
-    """The sum is the quick look: it is finite unless something is wrong or the values are huge."""
-    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
-        bad = int((~torch.isfinite(tensor)).sum())
-        if bad:
-            raise DataError(f"{name} holds {bad} NaN or infinite value(s)", "these weights are broken: get them again")
-
-
-def _check_tied_head(source: HfFolder, spec: ModelSpec) -> None:
+def _check_tied_head(source: Source, folder: Weights, spec: ModelSpec) -> None:
     """A tied model may be stored with its output layer, which must then be the embedding."""
-    if spec.tied and "lm_head.weight" in source.entries:
-        head, table = source.read("lm_head.weight"), source.read("model.embed_tokens.weight")
-        if head.shape != table.shape or not torch.equal(head, table):
-            raise DataError(
-                f"{source.path}: config.json says tied, but lm_head.weight differs from the embedding",
-                'set "tie_word_embeddings": false in config.json if the output layer is its own',
-            )
+    head, table = "lm_head.weight", embedding_of(spec, folder.shapes)
+    if not spec.tied or head not in folder.entries or table not in folder.entries:
+        return
+    entries = folder.entries
+    same = (entries[head].shape, entries[head].dtype) == (entries[table].shape, entries[table].dtype)
+    size = entries[table].dtype.itemsize
+    count, step = entries[table].nbytes // size, PIECE // size
+    buffers = [bytearray(PIECE), bytearray(PIECE)]
+    for low in range(0, count if same else 0, step):
+        high = min(low + step, count)
+        views = [memoryview(b)[: (high - low) * size] for b in buffers]
+        for name, view in zip((head, table), views, strict=True):
+            source.read_into(name, low, high, view)
+        same = same and views[0] == views[1]
+    if not same:
+        raise DataError(
+            f"{folder.path}: config.json says tied, but lm_head.weight differs from the embedding",
+            'set "tie_word_embeddings": false in config.json if the output layer is its own',
+        )
 
 
-def _verify_rule(written: TorchDist, rule: Rule, ledger: _Ledger) -> None:
-    if written.shape(rule.key) != rule.full:
-        raise DataError(f"verification: {rule.key} has shape {written.shape(rule.key)}, not {rule.full}", "report this")
-    chunk = written.read(rule.key, rule.offset, rule.chunk)
-    parts = rule.split(chunk)
-    for name, part in zip(rule.hf, parts, strict=True):
-        ledger.compare(name, part)
-    padding = chunk[parts[0].shape[0] :] if len(parts) == 1 else chunk[:0]
-    if padding.any():
-        raise DataError(f"verification: padding rows of {rule.key} are not zero", "report this")
+def _check_layout(written: TorchDist, rules: list[Rule]) -> None:
+    """Shapes of a result just written, and zeros where it was padded."""
+    for rule in rules:
+        if written.shape(rule.key) != rule.full:
+            found = list(written.shape(rule.key))
+            raise DataError(f"verification: {rule.key} has shape {found}, not {list(rule.full)}", "report this")
+        for low, high in zero_ranges(rule):
+            size = written.dtype(rule.key).itemsize
+            for start in range(low, high, PIECE // size):
+                stop = min(high, start + PIECE // size)
+                data = np.empty((stop - start) * size, np.uint8)
+                written.read_into(rule.key, rule.offset, rule.chunk, (start, stop), data.data)
+                if data.any():
+                    raise DataError(f"verification: padding rows of {rule.key} are not zero", "report this")
 
 
 def _stored_vocab(source: TorchDist, spec: ModelSpec) -> int:
@@ -278,19 +254,3 @@ def _common_args(spec: ModelSpec, vocab_multiple: int) -> dict[str, Any]:
         "no_save_rng": True,
         "ckpt_format": "torch_dist",
     }
-
-
-def _certify(folder: Path, ledger: _Ledger, spec: ModelSpec, *, verified: bool, source: str, to: str) -> dict[str, Any]:
-    """Write certificate.json; returns its head, which goes into DONE.json."""
-    head = {
-        "to": to,
-        "source": source,
-        "family": spec.family.model_type,
-        "params": spec.params,
-        "tensors": len(ledger.rows),
-        "verified": verified,
-        "slime": __version__,
-        "torch": importlib.metadata.version("torch"),
-    }
-    files.write_json(folder / CERTIFICATE, {**head, "weights": ledger.rows})
-    return head

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,8 +97,14 @@ def _row_sums(lanes: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=8)
 def _keys(device: str) -> torch.Tensor:
     """[ROW] odd 64-bit keys by SplitMix64, the same on every machine."""
+    return torch.from_numpy(keys_array().copy()).to(device)
+
+
+@lru_cache(maxsize=1)
+def keys_array() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The keys on the CPU."""
     z = np.arange(1, ROW + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = (z ^ (z >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(z.view(np.int64)).to(device)
+    return z.view(np.int64)

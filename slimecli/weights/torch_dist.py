@@ -1,115 +1,38 @@
-"""Megatron's `torch_dist` checkpoints, written and read chunk by chunk without Megatron, a model or a process group.
+"""Megatron's `torch_dist` checkpoints, read region by region without Megatron, a model or a process group.
 
-A folder holds `__0_N.distcp` (one torch.save after the other), `.metadata` (a pickle of torch.distributed.checkpoint
-classes that says what lies where), `common.pt` and `metadata.json`. Layer keys carry their number, and
-`non_homogeneous_layers` in common.pt makes every Megatron ask for them in that form.
+Any layout that Megatron wrote is understood: layer keys numbered or stacked, tensors in whatever chunks the tensor,
+pipeline and expert parallelism of the writer made of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
+import os
 import pickle
 import re
+import threading
+from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from slimecli import files
 from slimecli.errors import DataError
+from slimecli.weights.container import Place, find_tensor
+from slimecli.weights.maps.rule import Rule
+from slimecli.weights.pieces import Shape, blocks_of_range, octets, read_exactly
+from slimecli.weights.torch_dist_write import chunk_ranges
 
 TRACKER = "latest_checkpointed_iteration.txt"
-FILE_BYTES = 8 << 30
-"""a new .distcp file is begun beyond this size"""
 IGNORED = re.compile(r"(^optimizer\.|_extra_state|rng_state|^common_state|^rerun_state)")
 """keys that are not weights"""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-
-Shape = tuple[int, ...]
-
-
-class TorchDistWriter:
-    """Appends tensors and objects; `finish` makes the folder readable."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True)
-        self._storage: dict[dcp.MetadataIndex, _StorageInfo] = {}
-        self._entries: dict[str, Any] = {}
-        self._files = 0
-        self._handle: IO[bytes] = self._next_file()
-
-    def _next_file(self) -> IO[bytes]:
-        self._files += 1
-        return (self.folder / f"__0_{self._files - 1}.distcp").open("wb")
-
-    def _append(self, index: dcp.MetadataIndex, value: object) -> None:
-        if self._handle.tell() > FILE_BYTES:
-            self._handle.close()
-            self._handle = self._next_file()
-        start = self._handle.tell()
-        torch.save(value, self._handle)
-        name = f"__0_{self._files - 1}.distcp"
-        self._storage[index] = _StorageInfo(name, start, self._handle.tell() - start)
-
-    def add(self, key: str, chunk: torch.Tensor, full: Shape, offset: Shape) -> None:
-        """Write one chunk of a tensor of global shape `full`."""
-        # torch.save writes the whole storage behind a view
-        chunk = chunk.contiguous().clone() if chunk.untyped_storage().nbytes() != chunk.nbytes else chunk.contiguous()
-        self._append(dcp.MetadataIndex(key, torch.Size(offset)), chunk)
-        properties = dcp.TensorProperties(chunk.dtype)
-        entry = self._entries.setdefault(key, dcp.TensorStorageMetadata(properties, torch.Size(full), []))
-        entry.chunks.append(dcp.ChunkStorageMetadata(torch.Size(offset), chunk.shape))
-
-    def add_empty_object(self, key: str) -> None:
-        """The `_extra_state` of a module that has none; Megatron expects a list with None."""
-        self._append(dcp.MetadataIndex(key), [None])
-        self._entries[key] = dcp.BytesStorageMetadata()
-
-    def finish(self, args: Mapping[str, Any]) -> None:
-        """Write what makes a Megatron checkpoint of the chunks.
-
-        Args:
-            args: Megatron arguments by attribute name, for common.pt.
-        """
-        self._handle.close()
-        meta = dcp.Metadata(self._entries, storage_data=self._storage)
-        files.write_bytes(self.folder / ".metadata", pickle.dumps(meta))
-        common = io.BytesIO()
-        torch.save(
-            {
-                "args": argparse.Namespace(**args),
-                "checkpoint_version": 3.0,
-                "iteration": 1,
-                "num_floating_point_operations_so_far": 0,
-                "content_metadata": {
-                    "non_homogeneous_layers": True,
-                    "singleton_local_shards": False,
-                    "distrib_optim_sharding_type": "fully_reshardable",
-                    "chained_optim_avoid_prefix": True,
-                },
-            },
-            common,
-        )
-        files.write_bytes(self.folder / "common.pt", common.getvalue())
-        files.write_json(
-            self.folder / "metadata.json",
-            {
-                "sharded_backend": "torch_dist",
-                "sharded_backend_version": 1,
-                "common_backend": "torch",
-                "common_backend_version": 1,
-            },
-        )
-
-    def abandon(self) -> None:
-        """Close the open file after a failure."""
-        self._handle.close()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -128,6 +51,11 @@ class _Unpickler(pickle.Unpickler):
             "_MEM_FORMAT_ENCODING",
         )
     } | {
+        # Megatron keeps the ranks' save plans with it
+        *(
+            ("torch.distributed.checkpoint.planner", n)
+            for n in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")
+        ),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
         ("torch.serialization", "_get_layout"),
@@ -148,6 +76,18 @@ class _Unpickler(pickle.Unpickler):
         )
 
 
+class _Chunks(NamedTuple):
+    """The chunks of one stored tensor."""
+
+    offsets: Any
+    """[chunks, dimensions], sorted"""
+    sizes: Any
+    """[chunks, dimensions]"""
+    widest: int
+    """largest size in the first dimension"""
+    storage: list[_StorageInfo]
+
+
 class TorchDist:
     """A torch_dist checkpoint opened for reading; layer keys are understood numbered or stacked."""
 
@@ -160,6 +100,10 @@ class TorchDist:
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError) as error:
             raise DataError(f"{self.path / '.metadata'} is damaged: {error}", "copy the checkpoint again") from None
         self._storage = {(i.fqn, tuple(i.offset)): s for i, s in storage.items() if i.offset is not None}
+        self._tables: dict[str, _Chunks] = {}
+        self._places: dict[tuple[str, int], Place] = {}
+        self._fds: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._check_files(storage)
 
     def _check_files(self, storage: Mapping[dcp.MetadataIndex, _StorageInfo]) -> None:
@@ -171,7 +115,7 @@ class TorchDist:
             if file.parent != self.path or not file.is_file() or file.stat().st_size < end:
                 raise DataError(f"{file} is missing or truncated ({end} bytes expected)", "copy the checkpoint again")
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, Shape]:
         """Weight keys with their global shapes."""
         kind = dcp.TensorStorageMetadata
@@ -193,42 +137,134 @@ class TorchDist:
         stored, lead = self.locate(key)
         return self.tensors[stored][len(lead) :]
 
+    def dtype(self, key: str) -> torch.dtype:
+        """Dtype of a (numbered) key."""
+        kind: torch.dtype = self.entries[self.locate(key)[0]].properties.dtype
+        return kind
+
     def read(self, key: str, offset: Shape, shape: Shape) -> torch.Tensor:
         """A region of a tensor, put together from whatever chunks it was written in."""
-        stored, lead = self.locate(key)
-        begin, size = (*lead, *offset), (*(1 for _ in lead), *shape)
-        entry = self.entries[stored]
-        out = torch.empty(size, dtype=entry.properties.dtype)
-        covered = 0
-        for chunk in entry.chunks:
-            low = [max(a, b) for a, b in zip(begin, chunk.offsets, strict=True)]
-            ends = zip(begin, size, chunk.offsets, chunk.sizes, strict=True)
-            high = [min(a + n, b + m) for a, n, b, m in ends]
-            if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
-                continue
-            part = self._load(stored, tuple(chunk.offsets)).reshape(tuple(chunk.sizes))
-            here = tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, begin, strict=True))
-            there = tuple(slice(lo - b, hi - b) for lo, hi, b in zip(low, high, chunk.offsets, strict=True))
-            out[here] = part[there]
-            covered += math.prod(hi - lo for lo, hi in zip(low, high, strict=True))
-        if covered != out.numel():
-            raise DataError(f"{self.path}: tensor {key} is stored in part only", "copy the checkpoint again")
-        return out.reshape(shape)
+        out = torch.empty(shape, dtype=self.dtype(key))
+        self.read_into(key, offset, shape, (0, out.numel()), octets(out))
+        return out
 
-    def _load(self, key: str, offset: Shape) -> torch.Tensor:
-        info = self._storage[key, offset]
-        with (self.path / info.relative_path).open("rb") as handle:
-            handle.seek(info.offset)
-            data = handle.read(info.length)
+    def read_into(self, key: str, offset: Shape, shape: Shape, span: tuple[int, int], out: memoryview) -> None:
+        """Elements [span) of a region in row-major order, as bytes."""
+        stored, lead = self.locate(key)
+        size, at = self.entries[stored].properties.dtype.itemsize, 0
+        for inner, block in blocks_of_range(shape, *span):
+            begin = np.array([*lead, *(a + b for a, b in zip(offset, inner, strict=True))], np.int64)
+            nbytes = math.prod(block) * size
+            self._read_block(stored, begin, (*(1 for _ in lead), *block), out[at : at + nbytes])
+            at += nbytes
+
+    def _read_block(self, stored: str, begin: Any, size: Shape, out: memoryview) -> None:
+        """A block of a stored tensor from every chunk that has a part of it."""
+        offsets, sizes, widest, _ = self._chunks(stored)
+        itemsize, shape = self.entries[stored].properties.dtype.itemsize, np.array(size, np.int64)
+        target = np.frombuffer(out, f"u{itemsize}").reshape(size)
+        near = slice(0, len(offsets))
+        if len(size):
+            near = slice(
+                bisect_left(offsets[:, 0], begin[0] - widest + 1), bisect_left(offsets[:, 0], begin[0] + size[0])
+            )
+        low = np.maximum(offsets[near], begin)
+        high = np.minimum(offsets[near] + sizes[near], begin + shape)
+        covered = 0
+        for number in np.nonzero((low < high).all(axis=1))[0]:
+            lo, hi, chunk = low[number], high[number], near.start + int(number)
+            inner = tuple((lo - offsets[chunk]).tolist())
+            here = target[tuple(slice(a, b) for a, b in zip(lo - begin, hi - begin, strict=True))]
+            self._read_part(stored, chunk, inner, here)
+            covered += int(np.prod(hi - lo))
+        if covered != math.prod(size):
+            raise DataError(f"{self.path}: tensor {stored} is stored in part only", "copy the checkpoint again")
+
+    def _read_part(self, stored: str, number: int, inner: Shape, target: Any) -> None:
+        """A block of one chunk, from element `inner` of it, into an array of the block's shape."""
+        chunk = self._chunks(stored)
+        shape, itemsize = tuple(chunk.sizes[number].tolist()), target.dtype.itemsize
+        info = chunk.storage[number]
+        fd, start = self._fd(info.relative_path), info.offset + self._place(stored, number).start
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        first = sum(i * step for i, step in zip(inner, steps, strict=True))
+        count = 1 + sum((n - 1) * step for n, step in zip(target.shape, steps, strict=True))
+        path, direct = self.path / info.relative_path, count == target.size and target.flags.c_contiguous
+        raw = target.reshape(-1) if direct else np.empty(count, target.dtype)
+        read_exactly(fd, start + first * itemsize, raw.view(np.uint8).data, path)
+        if not direct:
+            strides = [step * itemsize for step in steps]
+            target[...] = np.lib.stride_tricks.as_strided(raw, target.shape, strides)
+
+    def _chunks(self, stored: str) -> _Chunks:
+        """Where the chunks of a stored tensor lie, by offset."""
+        if stored not in self._tables:
+            chunks = sorted(self.entries[stored].chunks, key=lambda c: tuple(c.offsets))
+            dims = len(self.tensors[stored])
+            offsets = np.array([tuple(c.offsets) for c in chunks], np.int64).reshape(len(chunks), dims)
+            sizes = np.array([tuple(c.sizes) for c in chunks], np.int64).reshape(len(chunks), dims)
+            storage = [self._storage[stored, tuple(c.offsets)] for c in chunks]
+            self._tables[stored] = _Chunks(offsets, sizes, int(sizes[:, :1].max(initial=0)), storage)
+        return self._tables[stored]
+
+    def _place(self, stored: str, number: int) -> Place:
+        """Where the elements of a chunk begin in its container."""
+        if (stored, number) in self._places:
+            return self._places[stored, number]
+        chunk = self._chunks(stored)
+        info, entry = chunk.storage[number], self.entries[stored]
+        fd = self._fd(info.relative_path)
         try:
-            loaded = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise DataError(
-                f"{self.path / info.relative_path}: tensor {key} is damaged: {error}", "copy it again"
-            ) from None
-        if not isinstance(loaded, torch.Tensor):
-            raise DataError(f"{self.path}: {key} is not a tensor", "copy the checkpoint again")
-        return loaded
+            place = find_tensor(lambda count, at: os.pread(fd, count, info.offset + at), info.length)
+            if place.dtype != entry.properties.dtype or math.prod(place.shape) != int(chunk.sizes[number].prod()):
+                raise ValueError(f"it holds {list(place.shape)} {place.dtype}")
+        except ValueError as error:
+            file = self.path / info.relative_path
+            raise DataError(f"{file}: tensor {stored} is damaged: {error}", "copy the checkpoint again") from None
+        self._places[stored, number] = place
+        return place
+
+    def _fd(self, name: str) -> int:
+        with self._lock:
+            if name not in self._fds:
+                self._fds[name] = os.open(self.path / name, os.O_RDONLY)
+            return self._fds[name]
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+
+class TorchDistSource:
+    """The HF tensors that a torch_dist checkpoint stands for."""
+
+    def __init__(self, checkpoint: TorchDist, rules: list[Rule]) -> None:
+        self._checkpoint = checkpoint
+        self._rules = {name: rule for rule in rules for name in rule.hf}
+        self._ranges: dict[str, list[tuple[int, int, int]]] = {}
+        for rule in rules:
+            self._ranges |= chunk_ranges(rule)
+
+    def shape(self, name: str) -> Shape:
+        return self._rules[name].hf[name]
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._checkpoint.dtype(self._rules[name].key)
+
+    def read_into(self, name: str, low: int, high: int, out: memoryview) -> None:
+        rule, ranges = self._rules[name], self._ranges[name]
+        size, at = self.dtype(name).itemsize, 0
+        number = bisect_left(ranges, low, key=lambda r: r[0] + r[2] - 1) if len(ranges) > 1 else 0
+        while low < high:
+            begin, there, count = ranges[number]
+            stop = min(high, begin + count)
+            span, nbytes = (there + low - begin, there + stop - begin), (stop - low) * size
+            self._checkpoint.read_into(rule.key, rule.offset, rule.chunk, span, out[at : at + nbytes])
+            low, at, number = stop, at + nbytes, number + 1
+
+    def close(self) -> None:
+        self._checkpoint.close()
 
 
 def find_iteration(path: Path) -> Path:

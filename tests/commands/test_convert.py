@@ -42,10 +42,14 @@ def test_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     ("args", "code", "said"),
     [
         (["--to", "hff"], 2, "did you mean 'hf'"),
-        (["--to", "torch_dist"], 2, "either --model NAME or --hf DIR"),
+        (["--to", "torch_dist"], 2, "--model NAME or --hf DIR"),
         (["--to", "hf", "--out", "x"], 2, "--from DIR"),
-        (["--to", "torch_dist", "--hf", "nowhere", "--out", "x"], 4, "not a folder"),
-        (["--to", "torch_dist", "--hf", "nowhere", "--out", "x", "--dtype", "int8"], 2, "bfloat16"),
+        (["--to", "torch_dist", "--hf", "./nowhere", "--out", "x"], 4, "not a folder"),
+        (["--to", "torch_dist", "--hf", "qwen3-0.6", "--out", "x"], 2, "did you mean 'qwen3-0.6b'"),
+        (["--to", "torch_dist", "--model", "qwen3-4b", "--model", "qwen3-8b", "--out", "x"], 2, "one registry name"),
+        (["--to", "torch_dist", "--hf", "./nowhere", "--quantize", "fp8"], 2, "not quantised"),
+        (["--to", "hf", "--from", "./x", "--quantize", "fp9", "--out", "x"], 4, "no torch_dist checkpoint"),
+        (["--to", "torch_dist", "--hf", "./nowhere", "--out", "x", "--dtype", "int8"], 2, "bfloat16"),
         (["--to", "hf", "--from", "nowhere", "--out", "x"], 4, "no torch_dist checkpoint"),
     ],
 )

@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import metadata as dcp_meta
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.model_specs import from_config, get_spec
-from slimecli.weights import convert as module
+from slimecli.weights import partial, torch_dist_write
 from slimecli.weights.convert import hf_to_torch_dist, torch_dist_to_hf
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import hf_shapes, rules_of
@@ -99,26 +101,50 @@ def test_layout_is_what_megatron_reads(tmp_path):
             assert f"decoder.layers.{layer}.{module_name}._extra_state/shard_0_1" in td.entries
 
 
-def test_stacked_checkpoint_in_other_chunks_converts_back(tmp_path):
-    """What Megatron writes for a homogeneous model: layers stacked, and chunks as the parallel layout had them."""
-    from slimecli.weights.torch_dist import TorchDistWriter
+def written_by_torch(folder, chunks):
+    """A checkpoint as torch.distributed.checkpoint writes it: torch.save after torch.save.
 
+    Args:
+        chunks: key -> [(offset, chunk)].
+    """
+    folder.mkdir(parents=True)
+    storage, entries = {}, {}
+    with (folder / "__0_0.distcp").open("wb") as file:
+        for key, parts in chunks.items():
+            ends = [[o + n for o, n in zip(offset, part.shape, strict=True)] for offset, part in parts]
+            full = torch.Size(max(column) for column in zip(*ends, strict=True))
+            meta = dcp_meta.TensorStorageMetadata(dcp_meta.TensorProperties(parts[0][1].dtype), full, [])
+            entries[key] = meta
+            for offset, part in parts:
+                start = file.tell()
+                torch.save(part.clone(), file)
+                meta.chunks.append(dcp_meta.ChunkStorageMetadata(torch.Size(offset), part.shape))
+                index = dcp_meta.MetadataIndex(key, torch.Size(offset))
+                storage[index] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+    (folder / ".metadata").write_bytes(pickle.dumps(dcp_meta.Metadata(entries, storage_data=storage)))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stacked_checkpoint_in_other_chunks_converts_back(tmp_path, axis):
+    """What Megatron writes for a homogeneous model: layers stacked, and chunks as the parallel layout had them."""
     hf = tiny_model(tmp_path / "hf")
     hf_to_torch_dist(hf, tmp_path / "td")
-    td = TorchDist(tmp_path / "td")
-    writer = TorchDistWriter(tmp_path / "stacked" / "iter_0000007")
+    td, chunks = TorchDist(tmp_path / "td"), {}
     for key, shape in td.tensors.items():
         if ".layers." not in key:
-            writer.add(key, td.read(key, (0,) * len(shape), shape), shape, (0,) * len(shape))
+            chunks[key] = [((0,) * len(shape), td.read(key, (0,) * len(shape), shape))]
         elif ".layers.0." in key:
+            parts = chunks[key.replace(".layers.0.", ".layers.")] = []
             for layer in range(3):
-                full = td.read(key.replace(".0.", f".{layer}."), (0,) * len(shape), shape)
-                half = shape[0] // 2
-                for start in (0, half):
-                    part = full[start : start + half][None]
-                    offset = (layer, start, *(0 for _ in shape[1:]))
-                    writer.add(key.replace(".layers.0.", ".layers."), part, (3, *shape), offset)
-    writer.finish({})
+                full = td.read(key.replace(".0.", f".{layer}."), (0,) * len(shape), shape)[None]
+                along = 1 + min(axis, len(shape) - 1)
+                half = full.shape[along] // 2
+                for start in (half, 0):
+                    offset = [layer, *(0 for _ in shape)]
+                    offset[along] = start
+                    parts.append((tuple(offset), full.narrow(along, start, half)))
+    chunks["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = [((0,), torch.ones(64))]
+    written_by_torch(tmp_path / "stacked" / "iter_0000007", chunks)
     (tmp_path / "stacked" / "latest_checkpointed_iteration.txt").write_text("7")
     torch_dist_to_hf(tmp_path / "stacked", tmp_path / "back", like=hf)
     before, after = HfFolder(hf), HfFolder(tmp_path / "back")
@@ -171,20 +197,33 @@ def test_a_wrong_name_is_refused(tmp_path):
 
 
 def test_verification_sees_a_wrong_result(tmp_path, monkeypatch):
+    """A bit that changes between memory and disk."""
     hf = tiny_model(tmp_path / "hf")
-    real = module.TorchDistWriter.add
+    real = partial._write_exactly
 
-    def wrong(self, key, chunk, full, offset):
-        if key.endswith("layers.1.mlp.linear_fc2.weight"):
-            chunk = chunk.clone()
-            chunk.view(-1)[5] += 1e-6
-        real(self, key, chunk, full, offset)
+    def wrong(fd, offset, data):
+        if len(data) > 60_000:
+            data[60_000] ^= 1
+        real(fd, offset, data)
 
-    monkeypatch.setattr(module.TorchDistWriter, "add", wrong)
-    with pytest.raises(DataError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
+    monkeypatch.setattr(partial, "_write_exactly", wrong)
+    with pytest.raises(DataError, match=r"verification: model\.embed_tokens\.weight was written as"):
         hf_to_torch_dist(hf, tmp_path / "td")
-    assert not (tmp_path / "td").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["hf"]
     assert not hf_to_torch_dist(hf, tmp_path / "td", verify=False)["verified"]
+
+
+def test_verification_sees_a_wrong_place(tmp_path, monkeypatch):
+    """Every byte is written as meant, but the metadata names the wrong layer."""
+    real = torch_dist_write.TorchDistPlan._place
+
+    def swapped(self, index, size):
+        name = index.fqn.replace(".1.", ".X.").replace(".2.", ".1.").replace(".X.", ".2.")
+        real(self, dcp_meta.MetadataIndex(name, index.offset), size)
+
+    monkeypatch.setattr(torch_dist_write.TorchDistPlan, "_place", swapped)
+    with pytest.raises(DataError, match=r"verification: model\.layers\.1\.\S+ was written as"):
+        hf_to_torch_dist(tiny_model(tmp_path / "hf"), tmp_path / "td")
 
 
 def test_metadata_that_runs_code_is_refused(tmp_path):
