@@ -183,7 +183,9 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         ("attention_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
         ("mtp_num_layers", None, "multi-token-prediction layers are kept as they are and not trained"),
     ]
-    if layout.pp > 1:
+    if layout.vpp > 1:
+        out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))
+    elif layout.pp > 1:
         out.append(("variable_seq_lengths", True, "packed micro-batches differ in length"))
     if spec.moe is not None or layout.pp > 1:
         out.append(("moe_token_dispatcher_type", "alltoall", "micro-batches differ in length"))

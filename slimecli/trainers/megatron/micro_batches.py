@@ -7,6 +7,7 @@ never changes it, so padding is harmless there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,22 +56,31 @@ class MicroBatch:
         )
 
 
+def local_length(batch: TrainBatch, *, context_ranks: int, multiple: int) -> int:
+    """Positions that a rank has of some samples: those of the padded samples, up to a multiple.
+
+    Args:
+        multiple: the tensor-parallel size with sequence parallelism, which divides positions over ranks; 1 without.
+    """
+    parts = _parts(context_ranks)
+    whole = sum(-(-n // parts) * parts for n in batch.lengths.tolist())
+    unit = math.lcm(parts, multiple * context_ranks)
+    return -(-whole // unit) * unit // context_ranks
+
+
 def make_micro_batch(
-    batch: TrainBatch, *, context_ranks: int, context_rank: int, multiple: int, device: torch.device
+    batch: TrainBatch, *, context_ranks: int, context_rank: int, length: int, device: torch.device
 ) -> MicroBatch:
     """One rank's view of some samples.
 
     Args:
-        multiple: local positions are padded to a multiple of it (the tensor-parallel size, for sequence parallelism);
-            the padding is a sample of its own.
+        length: local positions, `local_length` of these samples or of more; the padding is a sample of its own.
     """
-    parts = 2 * context_ranks
+    parts = _parts(context_ranks)
     lengths = batch.lengths.tolist()
     begins = batch.cu_seqlens.tolist()
     padded = [-(-n // parts) * parts for n in lengths]
-    total = sum(padded)
-    unit = multiple * parts if context_ranks > 1 else multiple
-    tail = -total % unit
+    tail = length * context_ranks - sum(padded)
     if tail:
         padded.append(tail)
     # position in the batch's T of every local position; T itself stands for padding
@@ -101,6 +111,11 @@ def make_micro_batch(
         targets=batch.targets[places].to(device),
         places=places.to(device),
     )
+
+
+def _parts(context_ranks: int) -> int:
+    """Chunks that a sample is cut into."""
+    return 2 * context_ranks if context_ranks > 1 else 1
 
 
 def to_batch(values: Tensor, micro_batch: MicroBatch, group: dist.ProcessGroup) -> Tensor:

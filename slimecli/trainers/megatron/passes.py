@@ -18,7 +18,7 @@ from torch import Tensor
 from slimecli.batch import TrainBatch, plan_micro_batches
 from slimecli.trainers.megatron.arguments import Settings
 from slimecli.trainers.megatron.log_probs import vocab_parallel_log_probs
-from slimecli.trainers.megatron.micro_batches import MicroBatch, make_micro_batch, to_batch
+from slimecli.trainers.megatron.micro_batches import MicroBatch, local_length, make_micro_batch, to_batch
 
 Use = Callable[[MicroBatch, Tensor, Tensor, bool], Tensor]
 """(micro-batch, [T] log-probs, [T] entropy, whether it counts) -> [] loss; called on the last pipeline stage"""
@@ -57,12 +57,14 @@ class Passes:
         items = self._items(batch)
         step = partial(self._forward, temperature=temperature, use=use)
         iterators = [iter(items) for _ in chunks]
+        # the schedule divides it again; only interleaved pipelining, where all are of one length, looks at it
+        length = items[0].micro_batch.token_ids.shape[1] * self._settings.layout.cp
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iterators if len(chunks) > 1 else iterators[0],
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=len(items),
-            seq_length=self._budget,
+            seq_length=length,
             micro_batch_size=1,
             forward_only=forward_only,
         )
@@ -77,14 +79,17 @@ class Passes:
         plan = plan_micro_batches(batch.lengths.tolist(), self._budget * layout.cp, layout.dp * group)
         mine = parallel_state.get_data_parallel_rank() * group
         rank = parallel_state.get_context_parallel_rank()
+        shares = [indices for part in plan[mine : mine + group] for indices in part]
+        batches = [batch.select(indices or [0]) for indices in shares]
+        multiple = layout.tp if layout.sp else 1
+        lengths = [local_length(b, context_ranks=layout.cp, multiple=multiple) for b in batches]
+        if layout.vpp > 1:
+            # megatron-core 0.16 mixes up the lengths of what two stages send each other both ways at once
+            lengths = [max(lengths)] * len(lengths)
         items = []
-        for indices in (i for part in plan[mine : mine + group] for i in part):
+        for indices, samples, length in zip(shares, batches, lengths, strict=True):
             micro_batch = make_micro_batch(
-                batch.select(indices or [0]),
-                context_ranks=layout.cp,
-                context_rank=rank,
-                multiple=layout.tp if layout.sp else 1,
-                device=self._device,
+                samples, context_ranks=layout.cp, context_rank=rank, length=length, device=self._device
             )
             items.append(_Item(indices, micro_batch, bool(indices)))
         return items
