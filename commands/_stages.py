@@ -97,7 +97,7 @@ def refuse_nothing(run: RunDir, recipe: Recipe) -> None:
     if done > recipe.steps or (done == recipe.steps and not _is_trained_with(run, recipe, done)):
         raise UsageError(
             f"run {run.name} has done {done} of {recipe.steps} steps: there is nothing to train",
-            f"to train further: slime run --resume --run {run.root} --set steps={done * 2}",
+            f"to train further: slime run --resume --run {run.quoted} --set steps={done * 2}",
         )
 
 

@@ -58,7 +58,7 @@ def evaluate_step(run: RunDir, recipe: Recipe, step: int | None) -> dict[str, An
         raise MissingStageError(
             f"the weights of step {number} went away while they were read ({error.filename}): the run goes on, and "
             f"keeps the newest {recipe.checkpoint.keep}",
-            f"slime eval --run {run.root}",
+            f"slime eval --run {run.quoted}",
         ) from None
     record = {"step": number, "sets": scores}
     if recipe == run.recipe():

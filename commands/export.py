@@ -109,7 +109,7 @@ def find_weights(run: RunDir, step: int | None) -> tuple[int, Path]:
     recipe, steps = run.recipe(), [s for s in run.checkpoints() if files.is_committed(run.weights_dir(s))]
     trained = bool(recipe.sft.steps)
     if step is None and not steps and not trained:
-        raise MissingStageError(f"run {run.name} has trained nothing yet", f"slime run --resume --run {run.root}")
+        raise MissingStageError(f"run {run.name} has trained nothing yet", f"slime run --resume --run {run.quoted}")
     number = step if step is not None else (steps[-1] if steps else 0)
     if number == 0:
         return 0, start_weights(run, recipe)

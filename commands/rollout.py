@@ -35,12 +35,12 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     with run.lock(), Session(run, recipe) as session:
         done = run.last_checkpoint() or 0
         step = done + 1
-        if run.data_state_path(step).is_file():
-            raise UsageError(f"the samples of step {step} are there", f"slime train --run {run.root}")
+        if run.data_state_path(step).is_file() and run.samples_path(step).is_file():
+            raise UsageError(f"the samples of step {step} are there", f"slime train --run {run.quoted}")
         if step > recipe.steps:
             raise UsageError(
                 f"run {run.name} is complete ({done} steps)",
-                f"to go on: slime run --resume --run {run.root} --set steps={done * 2}",
+                f"to go on: slime run --resume --run {run.quoted} --set steps={done * 2}",
             )
         run.new_attempt()
         engine = session.engine(step_weights(run, recipe, done))
@@ -150,7 +150,7 @@ def cli(
         target, resolved = run_and_recipe(run, tuple(set_ or ()))
         result = rollout_step(target, resolved)
         console.say(f"step {result['step']}: {result['groups']} groups -> {result['samples']}")
-        console.hint(f"slime train --run {target.root}")
+        console.hint(f"slime train --run {target.quoted}")
     else:
         if not prompts:
             raise UsageError("which prompts?", "--prompts FILE, or --prompts - for JSONL on stdin")

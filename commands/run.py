@@ -228,7 +228,7 @@ def cli(
             result = run_pipeline(target, resolved, progress, until=until, change=change)
         except SlimeError as error:
             progress.close()
-            again = f"slime run --resume --run {target.root}"
+            again = f"slime run --resume --run {target.quoted}"
             if isinstance(error, InterruptedRunError):
                 raise InterruptedRunError(error.what, f"continue with: {again}") from None
             console.hint(again, "once it is mended; if a value of the recipe is wrong, add --set KEY=VALUE")
@@ -248,9 +248,9 @@ def _nothing_to_do(run: RunDir, recipe: Recipe) -> UsageError:
     if left:
         return UsageError(
             f"there was nothing to do up to that stage; run {run.name} still lacks {', '.join(left)}",
-            f"slime run --resume --run {run.root}",
+            f"slime run --resume --run {run.quoted}",
         )
     return UsageError(
         f"run {run.name} is complete ({recipe.steps} of {recipe.steps} steps): there was nothing to do",
-        f"to train further: slime run --resume --run {run.root} --set steps={recipe.steps * 2}",
+        f"to train further: slime run --resume --run {run.quoted} --set steps={recipe.steps * 2}",
     )

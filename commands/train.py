@@ -72,6 +72,6 @@ def cli(
     result = train_sft(target, recipe) if stage == "sft" else train_step(target, recipe)
     if stage == "rl":
         console.say(f"step {result['step']}: loss {result['metrics']['train/loss']:.4f} -> {result['checkpoint']}")
-        console.hint(f"slime rollout --run {target.root}")
+        console.hint(f"slime rollout --run {target.quoted}")
     if json_:
         console.emit(result)

@@ -105,7 +105,7 @@ def cli(
         raise UsageError("which run?", "slime watch --run NAME; `slime runs` lists them")
     target = open_run(name)
     status = watch(target, as_json=json_)
-    again = f"slime run --resume --run {target.root}"
+    again = f"slime run --resume --run {target.quoted}"
     if status == "failed":
         error = files.read_json(target.error_path) if target.error_path.is_file() else {}
         raise SlimeError(f"run {target.name} failed: {error.get('what', 'see its stages')}", error.get("fix") or again)

@@ -73,14 +73,14 @@ PIPELINE: dict[str, Stage] = {
             name="data",
             inputs=lambda r: {**_dump(r, "data"), "sft_data": r.sft.data, "model": r.model.name or r.model.path},
             outputs=lambda run, r: [run.data_dir],
-            command=lambda run: f"slime prepare-data --run {run.root}",
+            command=lambda run: f"slime prepare-data --run {run.quoted}",
         ),
         Stage(
             name="model",
             needs=("data",),
             inputs=lambda r: _dump(r, "model"),
             outputs=lambda run, r: [run.model_dir],
-            command=lambda run: f"slime run --resume --run {run.root} --until model",
+            command=lambda run: f"slime run --resume --run {run.quoted} --until model",
         ),
         Stage(
             name="sft",
@@ -88,7 +88,7 @@ PIPELINE: dict[str, Stage] = {
             inputs=_sft_inputs,
             outputs=lambda run, r: [RunDir(run.sft_dir).weights_dir(r.sft.steps)],
             wanted=lambda r: r.sft.steps > 0,
-            command=lambda run: f"slime train --run {run.root} --stage sft",
+            command=lambda run: f"slime train --run {run.quoted} --stage sft",
         ),
         Stage(
             name="loop",
@@ -96,14 +96,14 @@ PIPELINE: dict[str, Stage] = {
             inputs=_loop_inputs,
             outputs=lambda run, r: [run.checkpoint_dir(r.steps), run.weights_dir(r.steps)],
             wanted=lambda r: r.steps > 0,
-            command=lambda run: f"slime run --resume --run {run.root}",
+            command=lambda run: f"slime run --resume --run {run.quoted}",
         ),
         Stage(
             name="export",
             needs=("loop", "sft"),
             inputs=lambda r: _dump(r, "export"),
             outputs=lambda run, r: [run.export_dir],
-            command=lambda run: f"slime export --run {run.root}",
+            command=lambda run: f"slime export --run {run.quoted}",
         ),
     )
 }

@@ -130,7 +130,7 @@ def recipe_path(name: str) -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict; a syntax error names line and column."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise RecipeError([str(error)], source=str(path)) from None
     except UnicodeDecodeError as error:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -23,7 +23,8 @@ from typing import Any
 from slimecli import __version__, env, files
 from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
 from slimecli.recipe import Recipe, lost_recipe_fix, validate_recipe
-from slimecli.types import Group, Sample
+from slimecli.samples import decode_samples, encode_samples
+from slimecli.types import Group
 
 _STEP = re.compile(r"step_(\d{6})")
 _VERSION = re.compile(r"v(\d{6})")
@@ -41,6 +42,11 @@ class RunDir:
     def name(self) -> str:
         """The run's name: its folder's."""
         return self.root.name
+
+    @property
+    def quoted(self) -> str:
+        """The folder as it is typed in a shell."""
+        return shlex.quote(str(self.root))
 
     @property
     def manifest_path(self) -> Path:
@@ -199,7 +205,7 @@ class RunDir:
         path = self.samples_path(step)
         if not path.is_file():
             raise MissingStageError(
-                f"run {self.name} has no samples for step {step}", f"slime rollout --run {self.root}"
+                f"run {self.name} has no samples for step {step}", f"slime rollout --run {self.quoted}"
             )
         return decode_samples(path.read_bytes(), str(path))
 
@@ -312,38 +318,11 @@ class RunDir:
         return folder
 
 
-def encode_samples(groups: list[Group]) -> bytes:
-    """Groups -> zstd-compressed JSON lines; the same samples give the same bytes."""
-    import zstandard
-
-    lines = [s.to_json() for g in groups for s in g]
-    return zstandard.ZstdCompressor(level=3).compress(("\n".join(lines) + "\n").encode() if lines else b"")
-
-
-def decode_samples(data: bytes, source: str) -> list[Group]:
-    """Inverse of encode_samples; neighbours with equal group_index form a group."""
-    import zstandard
-
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
-            text = reader.read().decode()
-    except (zstandard.ZstdError, UnicodeDecodeError) as error:
-        raise DataError(f"{source} is damaged: {error}", "remove it and run `slime rollout` again") from None
-    groups: list[Group] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            sample = Sample.from_dict(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{source}:{number}:{error.colno}: {error.msg}", "run `slime rollout` again") from None
-        if groups and groups[-1][0].group_index == sample.group_index and sample.group_index is not None:
-            groups[-1].append(sample)
-        else:
-            groups.append([sample])
-    return groups
-
-
 def run_path(name: str) -> Path:
     """Folder for a run name or path: a bare name lies under SLIME_RUNS (default ./runs)."""
+    longest = max((len(os.fsencode(part)) for part in Path(name).parts), default=0)
+    if longest > 255:
+        raise UsageError(f"the run name is too long: {longest} bytes, file systems take 255", "--run SHORTER-NAME")
     return Path(name) if "/" in name or name in (".", "..") else env.runs_root() / name
 
 

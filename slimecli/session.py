@@ -46,7 +46,7 @@ def start_weights(run: RunDir, recipe: Recipe) -> Path:
         stage = "sft" if recipe.sft.steps else "model"
         raise MissingStageError(
             f"run {run.name} has no starting weights ({folder})",
-            f"slime run --resume --run {run.root} --until {stage}",
+            f"slime run --resume --run {run.quoted} --until {stage}",
         )
     return folder
 
@@ -57,7 +57,7 @@ def step_weights(run: RunDir, recipe: Recipe, step: int) -> Path:
         return start_weights(run, recipe)
     folder = run.weights_dir(step)
     if not files.is_committed(folder):
-        raise MissingStageError(f"run {run.name} has no weights of step {step}", f"slime train --run {run.root}")
+        raise MissingStageError(f"run {run.name} has no weights of step {step}", f"slime train --run {run.quoted}")
     return folder
 
 

@@ -95,6 +95,12 @@ def test_fields_are_listed_with_default_and_help():
     assert "trainer" not in fields
 
 
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_bytes(b"\xef\xbb\xbfsteps = 3\r\n[trainer]\r\nlr = 1e-3\r\n")
+    assert (load_recipe(str(path)).steps, load_recipe(str(path)).trainer.lr) == (3, 1e-3)
+
+
 @pytest.mark.parametrize(
     ("sets", "one"),
     [

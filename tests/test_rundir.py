@@ -12,7 +12,8 @@ import pytest
 from slimecli import cli, files
 from slimecli.errors import DataError, MissingStageError, SlimeError, UsageError
 from slimecli.recipe import load_recipe, recipe_path, validate_recipe
-from slimecli.rundir import RunDir, create_run, decode_samples, encode_samples, list_runs, open_run
+from slimecli.rundir import RunDir, create_run, list_runs, open_run
+from slimecli.samples import decode_samples, encode_samples
 from slimecli.types import Sample, SampleStatus
 
 RECIPE = validate_recipe({"title": "t", "steps": 3})
@@ -202,3 +203,32 @@ def test_a_damaged_recipe_of_the_sft_stage_is_made_anew(run):
     (inner.root / "recipe.json").write_text("{")
     with pytest.raises(DataError, match=f"remove {inner.root}: the stage is then done anew"):
         inner.recipe()
+
+
+def test_samples_whose_end_is_missing_are_not_read_as_fewer(run):
+    data = encode_samples([[Sample(index=i, response=str(i) * 50)] for i in range(200)])
+    for damaged, told in (
+        (data[:-1], "its end is missing"),
+        (data[:50], "damaged"),
+        (b"", "missing"),
+        (data + b"x", "more after"),
+    ):
+        with pytest.raises(DataError, match=told):
+            decode_samples(damaged, "x")
+
+
+def test_line_separators_of_unicode_end_no_sample(run):
+    made = [[Sample(index=0, response="a\u2028b\x85c\x1cd\r\ne")]]
+    assert decode_samples(encode_samples(made), "x") == made
+
+
+def test_a_name_is_quoted_for_the_shell(tmp_path):
+    run = create_run(str(tmp_path / "my run"), validate_recipe({}))
+    with pytest.raises(MissingStageError, match=f"slime rollout --run '{run.root}'"):
+        run.read_samples(1)
+
+
+def test_a_name_too_long_for_the_file_system_is_a_usage_error():
+    for name in ("x" * 300, "a/" + "ü" * 200):
+        with pytest.raises(UsageError, match="too long"):
+            create_run(name, validate_recipe({}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from slimecli import console
@@ -89,7 +90,7 @@ def _time_lines(title: str, seconds: dict[str, float]) -> list[str]:
 
 def next_commands(run: RunDir) -> list[tuple[str, str]]:
     """(command, why) that fit this run, with its own name filled in."""
-    name = run.name if run_path(run.name) == run.root else str(run.root)
+    name = shlex.quote(run.name) if run_path(run.name) == run.root else run.quoted
     done = max((int(r["step"]) for r in run.read_records(run.metrics_path)), default=0)
     planned = run.recipe().steps
     if done < planned:

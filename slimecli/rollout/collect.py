@@ -164,6 +164,6 @@ class RecordedCollector:
         path = self._run.data_state_path(step)
         if not path.is_file():
             raise MissingStageError(
-                f"run {self._run.name} has no samples for step {step}", f"slime rollout --run {self._run.root}"
+                f"run {self._run.name} has no samples for step {step}", f"slime rollout --run {self._run.quoted}"
             )
         return Collection(groups=self._run.read_samples(step), metrics=files.read_json(path)["metrics"])

@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "seeds",
         "static",
         "lookup",
+        "samples",
         "headers",
     ),
     ("algos", "batch"),

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import time
 
 import pytest
@@ -199,3 +200,16 @@ def test_a_wrong_prompt_on_stdin_is_named_by_its_line(done):
     words = ("rollout", "--model", "runs/r/export", "--recipe", "quickstart", "--prompts", "-")
     outcome = slime(*words, *sets("data.max_prompt_tokens=64"), folder=folder, stdin=stdin)
     assert outcome.code == 4 and "<stdin>:3: no column 'prompt'" in outcome.err and "/tmp" not in outcome.err
+
+
+def test_damaged_samples_are_named_and_collected_anew(done, tmp_path):
+    shutil.copytree(done[0] / "runs", tmp_path / "runs", symlinks=True)
+    more = ("--run", "r", "--set", "steps=2")
+    succeed("rollout", *more, folder=tmp_path)
+    path = RunDir(tmp_path / "runs" / "r").samples_path(2)
+    path.write_bytes(path.read_bytes()[:-20])
+    outcome = slime("train", *more, folder=tmp_path)
+    assert outcome.code == 4 and f"{path.name} is damaged" in outcome.err and "remove it" in outcome.err
+    path.unlink()
+    succeed("rollout", *more, folder=tmp_path)
+    succeed("train", *more, folder=tmp_path)
