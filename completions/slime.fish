@@ -57,7 +57,6 @@ complete -c slime -n '__fish_seen_subcommand_from download' -s o
 complete -c slime -n '__fish_seen_subcommand_from download' -l allow
 complete -c slime -n '__fish_seen_subcommand_from download' -l ignore
 complete -c slime -n '__fish_seen_subcommand_from download' -l offline
-complete -c slime -n '__fish_seen_subcommand_from download' -l endpoint
 complete -c slime -n '__fish_seen_subcommand_from download' -l json
 complete -c slime -n '__fish_seen_subcommand_from download' -l help
 complete -c slime -n '__fish_seen_subcommand_from convert' -l to

@@ -40,7 +40,7 @@ _slime() {
     run) options=(--recipe --run -r --model --set --resume --overwrite --until --json --help) ;;
     plan) options=(--recipe --run -r --model --set --measure --json --help) ;;
     init) options=(--from --out -o --json --help) ;;
-    download) options=(--revision --dataset --out -o --allow --ignore --offline --endpoint --json --help) ;;
+    download) options=(--revision --dataset --out -o --allow --ignore --offline --json --help) ;;
     convert) options=(--to --model --hf --from --out -o --dtype --verify --dry-run --json --help) ;;
     prepare-data) options=(--run -r --recipe --input --out -o --model --set --show --list --json --help) ;;
     serve) options=(--run -r --model --step --host --port --api-key --recipe --set --help) ;;
