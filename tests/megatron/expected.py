@@ -1,7 +1,7 @@
 """What a rank of megatron-core must hold, cut out of the HF tensors by hand.
 
-Written from megatron-core's modules and transformers' models (which row of which matrix is multiplied with what), so that
-it shares no code and no table with slime's weight maps.
+Written from megatron-core's modules and transformers' models (which row of which matrix is multiplied with what), so
+that it shares no code and no table with slime's weight maps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run functions on the ranks of a small Megatron world: forked processes, gloo, CPU.
 
-megatron-core is imported once, in the pytest process (see __init__.py), and changed by nothing there; the ranks are forks of it, so a case
-costs a few tenths of a second instead of one import per rank. What must be replaced to run without a GPU is replaced in
-the ranks only.
+megatron-core is imported once, in the pytest process (see __init__.py), and changed by nothing there; the ranks are
+forks of it, so a case costs a few tenths of a second instead of one import per rank. What must be replaced to run
+without a GPU is replaced in the ranks only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from megatron.core import parallel_state
+from torch.overrides import TorchFunctionMode
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,26 @@ def _use_cpu() -> None:
     moe_utils.te_general_gemm = None
     # a multiprocessing manager would be started per rank (6 s) to hand results of asynchronous saves over; ours are not
     async_writer._results_queue = queue.SimpleQueue()
+
+
+class _OnCpu(TorchFunctionMode):
+    """`device="cuda"` means the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def use_cpu_optimizer() -> None:
+    """Further replacements, for Megatron's optimizers; for the rest of this rank's life."""
+    _OnCpu().__enter__()
+    real = torch.Tensor.type
+
+    def kind(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        name = real(self, *arguments, **options)
+        return f"torch.cuda.{name.rpartition('.')[2]}" if isinstance(name, str) else name
+
+    # gradients and parameters are recognised by the names of GPU tensor types
+    torch.Tensor.type = kind  # type: ignore[method-assign,assignment]

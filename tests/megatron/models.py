@@ -1,7 +1,7 @@
 """Tiny models of the families that megatron-core has modules for: HF folder, and megatron-core's own model of it.
 
-`megatron_model` reads config.json by itself: nothing of slime takes part in building what slime's checkpoints are loaded
-into.
+`megatron_model` reads config.json by itself: nothing of slime takes part in building what slime's checkpoints are
+loaded into.
 """
 
 from __future__ import annotations

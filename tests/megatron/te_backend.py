@@ -1,10 +1,10 @@
 """Stand-ins for the Transformer Engine modules that megatron-core builds GPU models of, in plain torch.
 
-The checkpoint layout that slime writes is that of models built with `--transformer-impl transformer_engine`: norms fused into
-the linear layer behind them (`linear_qkv.layer_norm_weight`), grouped experts (`linear_fc1.weight3`), replicated
-down-projections. Transformer Engine needs a GPU even to import, so these classes take its place behind megatron-core's own
-spec functions. They have TE's parameter names, tensor-parallel axes and empty `_extra_state`; megatron-core's attention,
-MLP, MoE, MLA, MTP and `sharded_state_dict` code around them is the real one.
+The checkpoint layout that slime writes is that of models built with `--transformer-impl transformer_engine`: norms
+fused into the linear layer behind them (`linear_qkv.layer_norm_weight`), grouped experts (`linear_fc1.weight3`),
+replicated down-projections. Transformer Engine needs a GPU even to import, so these classes take its place behind
+megatron-core's own spec functions. They have TE's parameter names, tensor-parallel axes and empty `_extra_state`;
+megatron-core's attention, MLP, MoE, MLA, MTP and `sharded_state_dict` code around them is the real one.
 
 `install()` changes module attributes of megatron-core: call it in a forked child only.
 """

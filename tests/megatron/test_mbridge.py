@@ -1,16 +1,17 @@
 """mbridge's HF -> Megatron mapping, run on the same tiny models: what it loads equals what slime writes, bit for bit.
 
-mbridge 0.15.1 maps these text models: llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mixtral, mimo, glm4_moe, deepseek_v3 (and
-the vision-language gemma3, glm4v, glm4v_moe, internvl_chat, qwen2_5_vl). Compared here is each that slime knows as well,
-and their prediction layers. MiMo's `input_proj` is the one difference, and on purpose: MiMo multiplies it with [hidden
-state | embedding] (so do SGLang and vLLM), megatron-core with [embedding | hidden state]; mbridge does not swap the halves.
+mbridge 0.15.1 maps these text models: llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mixtral, mimo, glm4_moe, deepseek_v3
+(and the vision-language gemma3, glm4v, glm4v_moe, internvl_chat, qwen2_5_vl). Compared here is each that slime knows
+as well, and their prediction layers. MiMo's `input_proj` is the one difference, and on purpose: MiMo multiplies it
+with [hidden state | embedding] (so do SGLang and vLLM), megatron-core with [embedding | hidden state]; mbridge does
+not swap the halves.
 
-mbridge has no mapping for GLM-4, GLM-4.7-Flash, GLM-5, MiniMax-M2, Qwen3-Next, Qwen3.5 and Kimi K2: these rest on the other
-tests of this folder.
+mbridge has no mapping for GLM-4, GLM-4.7-Flash, GLM-5, MiniMax-M2, Qwen3-Next, Qwen3.5 and Kimi K2: these rest on the
+other tests of this folder.
 
-Its DeepSeek bridge accepts a prediction layer only as number 61 of 61 (names and asserts are literal), MiMo's fails to build
-one (a config is handed on in place of a layer spec) and GLM's does not try. So for prediction layers the model is ours
-(models.py) and mbridge loads it.
+Its DeepSeek bridge accepts a prediction layer only as number 61 of 61 (names and asserts are literal), MiMo's fails
+to build one (a config is handed on in place of a layer spec) and GLM's does not try. So for prediction layers the
+model is ours (models.py) and mbridge loads it.
 """
 
 from __future__ import annotations

@@ -233,8 +233,8 @@ KEYS = {
         "decoder.layers.0.mlp.linear_fc1.weight": (384, 64),
     },
     "minimax_m2": {
-        "decoder.layers.0.self_attention.q_layernorm.weight": (64,),
-        "decoder.layers.0.self_attention.k_layernorm.weight": (32,),
+        "decoder.layers.0.self_attention.q_norm.weight": (64,),
+        "decoder.layers.0.self_attention.k_norm.weight": (32,),
     },
     "qwen3_5_moe": {
         "decoder.layers.0.self_attention.input_layernorm.weight": (64,),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
@@ -83,7 +84,7 @@ class FullNorm(torch.nn.Module):
         return (weight * normal.to(x.dtype)).view(x.shape)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Whole on every rank."""
+        """Whole on every rank, in checkpoints under the name that slime's own module has there."""
         sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(
             {"weight": self.weight},
             prefix,
@@ -92,6 +93,7 @@ class FullNorm(torch.nn.Module):
             tp_group=self.group,
             dp_cp_group=metadata["dp_cp_group"],
         )
+        replace_prefix_for_sharding(sharded, prefix, prefix.replace("_layernorm.", "_norm."))
         return sharded
 
 

@@ -34,8 +34,10 @@ def _grouped(at: Place) -> list[Rule]:
                 gated=spec.gated,
             )
         )
+    # norms over all heads together are modules of slime's own, under HF's name; megatron-core has norms per head only
+    module = "norm" if spec.qk_norm == "full" else "layernorm"
     for x, width in _qk_norms(spec):
-        out.append(whole(f"{attn}{x}_norm.weight", f"{core}{x}_layernorm.weight", (width,)))
+        out.append(whole(f"{attn}{x}_norm.weight", f"{core}{x}_{module}.weight", (width,)))
     return [*out, whole(f"{attn}o_proj.weight", f"{core}linear_proj.weight", (hidden, heads))]
 
 
