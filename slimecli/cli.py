@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
@@ -50,6 +51,18 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Look things up": ("recipes", "models", "reward", "doctor", "completions"),
 }
 """groups of the help screen"""
+
+
+MACHINE_TROUBLE: dict[int, str] = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there; it is your quota that is used up",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "choose a file or folder that is yours, or have its permissions changed",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the whole machine has too many files open",
+    errno.EIO: "look at the disk; the kernel log (dmesg) tells more",
+}
+"""errno -> what to do: what the machine refuses is no bug of ours, wherever it comes up"""
 
 
 def build_app(names: Sequence[str] | None = None) -> typer.Typer:
@@ -139,6 +152,11 @@ def _explain(error: BaseException, argv: list[str]) -> int:
         # the interpreter flushes stdout once more at its end, into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    if isinstance(error, OSError) and error.errno in MACHINE_TROUBLE:
+        console.fail(f"{error.strerror}: {error.filename or 'standard output'}\n  fix: {MACHINE_TROUBLE[error.errno]}")
+        if error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
     try:
         where = _keep_traceback(error, argv)
     except (SlimeError, OSError):  # a full disk, say: the terminal is the last place left for it

@@ -12,6 +12,9 @@ from slimecli import env
 if TYPE_CHECKING:
     from rich.console import Console
 
+FOLDED = 16
+"""characters to which a column of a drawn table may be folded; a terminal with less room gets one value a line"""
+
 _console: Console | None = None
 
 
@@ -77,9 +80,24 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str 
     from rich.console import Console
     from rich.table import Table
 
+    screen = Console(no_color=env.no_color() or None)
+    widest = {c: max([len(c), *(len(str(row.get(c, ""))) for row in rows)]) for c in columns}
+    if sum(min(w, FOLDED) + 3 for w in widest.values()) + 1 > screen.width:
+        _records(screen, rows, columns)
+        return
     drawn = Table(title=title or None, title_justify="left")
     for column in columns:
         drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*(str(row.get(c, "")) for c in columns))
-    Console(no_color=env.no_color() or None).print(drawn)
+    screen.print(drawn)
+
+
+def _records(screen: Console, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """One block of lines per row, for a terminal too narrow for a table."""
+    label = max(len(c) for c in columns)
+    for row in rows:
+        for column in columns:
+            if str(row.get(column, "")):
+                screen.print(f"{column:<{label}}  {row[column]}", markup=False, highlight=False, soft_wrap=True)
+        screen.print()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slimecli import __version__, cli
+from slimecli import __version__, cli, console
 from slimecli.errors import GateError, SlimeError
 from slimecli.recipe import validate_recipe
 from slimecli.rundir import create_run
@@ -165,3 +165,24 @@ def test_a_reader_that_goes_away_is_no_error():
     process.stdout.close()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_full_disk_behind_stdout_is_no_bug():
+    with Path("/dev/full").open("w") as full:
+        command = [*SLIME, "recipes", "--fields"]
+        done = subprocess.run(command, env=ENV, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr == "error: No space left on device: standard output\n  fix: free space there\n"
+
+
+def test_a_table_for_a_narrow_terminal_is_one_value_a_line(monkeypatch, capsys):
+    rows = [{"name": "a" * 12, "what": "b" * 40, "more": ""}, {"name": "c", "what": "[d]", "more": 1}]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for width, drawn in ((40, False), (100, True)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console.table(rows, ["name", "what", "more"])
+        out = capsys.readouterr().out
+        assert ("┃" in out) == drawn
+    monkeypatch.setenv("COLUMNS", "40")
+    console.table(rows, ["name", "what", "more"])
+    assert capsys.readouterr().out.splitlines()[3:6] == ["name  c", "what  [d]", "more  1"]

@@ -118,8 +118,11 @@ class Generator:
 
     def _mark_failed(self, sample: Sample, where: str, error: BaseException) -> None:
         sample.status = SampleStatus.FAILED
-        reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
-        sample.metadata = {**sample.metadata, "failure": f"{where}: {type(error).__name__}: {reason}"}
+        if isinstance(error, SlimeError):  # says what is wrong by itself; how to mend it stands in the log once
+            reason = error.what
+        else:
+            reason = f"{type(error).__name__}: {str(error) or f'no answer within {self.timeout_s:.0f} s'}"
+        sample.metadata = {**sample.metadata, "failure": f"{where}: {reason}"}
 
 
 def failure(sample: Sample) -> str:
