@@ -101,7 +101,7 @@ def _tokenizer(recipe: Recipe) -> Any:
         spec = get_spec(section.name)
         if not spec.repo:
             return None
-        folder = fetch(spec.repo, revision=section.revision or spec.revision, allow=TOKENIZER_FILES)
+        folder = fetch(spec.repo, revision=section.revision or spec.revision, allow=TOKENIZER_FILES).folder
     return open_tokenizer(folder, trust_remote_code=section.trust_remote_code)
 
 

@@ -12,9 +12,20 @@ def hf_home() -> Path:
     return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
 
 
+def hf_cache() -> Path:
+    """Folder of downloaded repositories, shared with every program that uses huggingface-hub."""
+    return Path(os.environ.get("HF_HUB_CACHE") or hf_home() / "hub").expanduser()
+
+
+def hf_offline() -> bool:
+    """True when the user asked the hub's libraries to stay off the network."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
 def hf_endpoint() -> str:
     """Address of the hub or of a mirror of it."""
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def hf_token() -> str | None:

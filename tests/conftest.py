@@ -19,3 +19,23 @@ def runs_root(tmp_path, monkeypatch):
     """An empty SLIME_RUNS folder."""
     monkeypatch.setenv("SLIME_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def online(tmp_path, monkeypatch):
+    """A hub on loopback as the only one there is, with an empty cache; see tests/hub_server.py."""
+    from huggingface_hub import constants
+
+    from slimecli.weights import transfer
+    from tests.hub_server import running_hub
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(transfer, "PAUSE", 0.001)
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub

@@ -1,6 +1,6 @@
 """A hub on loopback that speaks the real one's HTTP, with faults on demand.
 
-Reading: repo info with siblings, tree, refs, resolve (HEAD and GET, Range, redirect to a content server of the same process).
+Reading: repo info with siblings, tree, refs, resolve (HEAD and GET, Range, redirect to a second address).
 Further endpoints are entries of `FakeHub.routes`.
 """
 
@@ -108,7 +108,7 @@ class FakeHub:
     busy: dict[str, list[int]] = field(default_factory=dict)
     """file name -> statuses to answer first, one per request"""
     slow: dict[str, float] = field(default_factory=dict)
-    """file name -> seconds of silence in the middle of the body"""
+    """file name -> seconds of silence in the middle of the next body"""
     api_status: int = 200
     """another: every API call answers with it"""
     routes: list[tuple[str, str, Handler]] = field(default_factory=list)
@@ -275,7 +275,7 @@ class _Connection(BaseHTTPRequestHandler):
             half = len(data) // 2
             self.wfile.write(data[:half])
             self.wfile.flush()
-            time.sleep(self.hub.slow[name])
+            time.sleep(self.hub.slow.pop(name))
             data = data[half:]
         if name in self.hub.cut and answer.status in (200, 206):
             data = data[: self.hub.cut[name]]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slimecli import files
-from slimecli.errors import MissingStageError, UsageError
+from slimecli.errors import DataError, MissingStageError, UsageError
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.weights.check import check_folder
 from slimecli.weights.hf import COMPANIONS, INDEX, save_hf_folder
+from slimecli.weights.listing import MODEL_FILES
 from slimecli.weights.quant import Dequantized, open_weights
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
     from slimecli.recipe_sections import ModelSection
     from slimecli.rundir import RunDir
+    from slimecli.weights.hub import Fetched
 
 TOKENIZER_FILES = tuple(n for n in COMPANIONS if n not in ("config.json", "generation_config.json"))
 
@@ -30,9 +34,40 @@ def resolve_model_dir(model: str, *, revision: str = "", offline: bool = False) 
         check_folder(path)
         return path
     spec = get_spec(model)
-    folder = _fetch_spec(spec, revision, offline)
+    folder = fetch_spec(spec, revision=revision, offline=offline).folder
     check_folder(folder, spec)
     return folder
+
+
+def fetch_spec(
+    spec: ModelSpec,
+    *,
+    revision: str = "",
+    allow: Sequence[str] = (),
+    **how: Any,
+) -> Fetched:
+    """Bring a registry model; its config is compared with the registry before the first weight is fetched.
+
+    Args:
+        revision: empty: the one the registry names.
+        how: further arguments of hub.fetch.
+    """
+    from slimecli.weights.hub import fetch
+
+    if not spec.repo:
+        raise UsageError(f"{spec.name} has no published weights", "use it with --set model.source=init")
+    wanted = revision or spec.revision
+    pinned = wanted
+    if not allow or any(fnmatch.fnmatch("model.safetensors", a) for a in allow):
+        first = fetch(spec.repo, revision=wanted, **{**how, "allow": ("config.json",), "ignore": ()})
+        differing = spec.check(files.read_json(first.folder / "config.json"))
+        if differing:
+            raise DataError(
+                f"{spec.repo}@{wanted} is not {spec.name}: {'; '.join(differing)}",
+                "name another revision, or the repository's own name; no weights were fetched",
+            )
+        pinned = first.commit or wanted
+    return dataclasses.replace(fetch(spec.repo, revision=pinned, allow=allow, **how), revision=wanted)
 
 
 def materialise_model(recipe: Recipe, run: RunDir) -> Path:
@@ -54,8 +89,10 @@ def materialise_model(recipe: Recipe, run: RunDir) -> Path:
     else:
         if expected is None:
             raise UsageError("model.source = 'hub' without model.name", "--model NAME; `slime models` lists them")
-        source = _fetch_spec(expected, section.revision, offline=False)
-        notes["revision"] = source.resolve().name
+        code = (*MODEL_FILES, "*.py") if section.trust_remote_code else ()
+        fetched = fetch_spec(expected, revision=section.revision, allow=code)
+        source = fetched.folder
+        notes |= {"repo": fetched.repo, "revision": fetched.revision, "commit": fetched.commit}
     check_folder(source, expected)
     with files.committed_folder(run.model_dir, notes) as folder:
         take_model(source, folder, code=section.trust_remote_code)
@@ -82,14 +119,6 @@ def take_model(source: Path, folder: Path, *, code: bool = False) -> None:
             shutil.copyfile(path, folder / path.name)
     for path in source.glob("*.py") if code else ():
         shutil.copyfile(path, folder / path.name)
-
-
-def _fetch_spec(spec: ModelSpec, revision: str, offline: bool, allow: tuple[str, ...] = ()) -> Path:
-    from slimecli.weights.hub import fetch
-
-    if not spec.repo:
-        raise UsageError(f"{spec.name} has no published weights", "use it with --set model.source=init")
-    return fetch(spec.repo, revision=revision or spec.revision, allow=allow, offline=offline)
 
 
 def _init(recipe: Recipe, run: RunDir, folder: Path) -> dict[str, Any]:
@@ -133,7 +162,7 @@ def _own_tokenizer(section: ModelSection, spec: ModelSpec) -> Path:
         raise UsageError(
             f"{spec.name} has no published tokenizer", "--set model.tokenizer_vocab=300 trains one on the data"
         )
-    return _fetch_spec(spec, section.revision, offline=False, allow=TOKENIZER_FILES)
+    return fetch_spec(spec, revision=section.revision, allow=TOKENIZER_FILES).folder
 
 
 def training_texts(run: RunDir, recipe: Recipe) -> Iterator[str]:
@@ -143,7 +172,7 @@ def training_texts(run: RunDir, recipe: Recipe) -> Iterator[str]:
     path = next((p for p in (run.data_dir / "sft.jsonl", run.data_dir / "train.jsonl") if p.is_file()), None)
     if path is None:
         raise MissingStageError(
-            f"run {run.name} has no data to train a tokenizer on", f"slime prepare-data --run {run.root}"
+            f"run {run.name} has no data to train a tokenizer on", f"slime prepare-data --run {run.quoted}"
         )
     data = recipe.data
     for row in read_rows(str(path)):
