@@ -123,8 +123,9 @@ def find_weights(run: RunDir, step: int | None) -> tuple[int, Path]:
 
 
 def command_line(options: dict[str, Any]) -> str:
-    """The `slime export` that these options stand for; empty ones are left out."""
-    given = [(k, v) for k, v in options.items() if v is not None and v != "" and (v or k == "step")]
+    """The `slime export` that these options stand for, for a card: empty ones and parent folders are left out."""
+    named = {k: v.name if isinstance(v, Path) else v for k, v in options.items()}
+    given = [(k, v) for k, v in named.items() if v is not None and v != "" and (v or k == "step")]
     return shlex.join(["slime", "export", *(word for key, value in given for word in (f"--{key}", str(value)))])
 
 

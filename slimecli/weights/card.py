@@ -46,9 +46,9 @@ def model_card(run: RunDir, recipe: Recipe, step: int, notes: dict[str, Any], co
 
 
 def folder_card(notes: dict[str, Any], command: str) -> str:
-    """The card of an export that is not of a run."""
-    source = str(notes.get("source", ""))
-    lines = _head(Path(source).name or "model")
+    """The card of an export that is not of a run. A card may be published: folders go by their last name."""
+    source = Path(str(notes.get("source", ""))).name
+    lines = _head(source or "model")
     facts = {"made from": f"{source} ({notes['from']})", **_weights(notes), "exported by": f"slime {code_version()}"}
     lines += [*_table(facts), "## Make it again", "", "```console", f"$ {command}", "```"]
     return "\n".join(lines) + "\n"

@@ -74,8 +74,10 @@ def export_weights(
         files.write_text(folder / "README.md", card(notes))
         check_folder(folder)
         rows = compare(cast(), open_weights(folder), quantizer)
+        # no folder names: the certificate may be published
+        told = {k: v for k, v in notes.items() if k not in origin.facts}
         head = {"to": "hf", "verified": True, "slime": __version__, "torch": torch.__version__}
-        files.write_json(folder / CERTIFICATE, {**notes, **head, "weights": rows})
+        files.write_json(folder / CERTIFICATE, {**told, **head, "weights": rows})
         shutil.rmtree(folder / "converted", ignore_errors=True)
     return notes
 

@@ -129,7 +129,11 @@ def test_a_folder_by_its_path(trained, tmp_path, capsys):
     assert done["quantized"] == "fp8" and done["shards"] > 1
     assert open_weights(tmp_path / "o").names == HfFolder(model).names
     card = (tmp_path / "o" / "README.md").read_text()
-    assert f"--from {model} --quantize fp8 --max-shard-size 100000 --out" in card
+    assert "slime export --from model --quantize fp8 --max-shard-size 100000 --out o" in card
+    published = [
+        p.read_text() for p in (tmp_path / "o").glob("*") if p.suffix in (".md", ".json") and p.name != files.DONE
+    ]
+    assert not any(str(tmp_path) in text for text in published), "names of folders are nobody's business"
     assert run([*words, "--out", str(tmp_path / "o")]) == 2
     assert "exists already" in capsys.readouterr().err
 
