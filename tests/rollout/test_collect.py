@@ -5,7 +5,7 @@ import pytest
 from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
 from slimecli.rollout.args import HookArgs
-from slimecli.rollout.collect import RolloutCollector
+from slimecli.rollout.collect import Collection, RolloutCollector
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.source import PromptSource
 from slimecli.seeds import derive_seed
@@ -210,3 +210,9 @@ def test_hook_arguments_are_read_only_and_name_the_nearest():
         _ = args.rollout_batch_sizee
     with pytest.raises(SlimeError, match="read-only|tried to set"):
         args.lr = 1.0
+
+
+def test_a_collection_is_told_without_its_samples():
+    """asyncio.Runner makes the repr of every result, and that of a batch takes longer than a step may."""
+    told = repr(Collection(groups=[[Sample()]], metrics={"x": 1.0}))
+    assert "'x': 1.0" in told and "Sample" not in told

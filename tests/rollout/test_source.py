@@ -55,3 +55,22 @@ def test_other_data_is_refused_at_resume():
 def test_no_rows_is_an_error():
     with pytest.raises(DataError):
         PromptSource([], 1, seed=0, shuffle=True)
+
+
+def test_preparing_ahead_changes_neither_what_is_taken_nor_the_state():
+    plain = PromptSource(rows(8), 2, seed=5, shuffle=True)
+    ahead = PromptSource(rows(8), 2, seed=5, shuffle=True)
+    for count in (3, 4, 5, 8):
+        ahead.prepare(4)
+        assert ahead.state() == plain.state()
+        assert [[s.to_dict() for s in g] for g in ahead.take(count)] == [
+            [s.to_dict() for s in g] for g in plain.take(count)
+        ]
+
+
+def test_a_prepared_group_is_handed_out_once():
+    source = PromptSource(rows(1), 2, seed=5, shuffle=False)
+    source.prepare(1)
+    first, second = source.take(2)
+    first[0].tokens.append(99)
+    assert 99 not in second[0].tokens
