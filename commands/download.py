@@ -51,19 +51,18 @@ def download(
     from pathlib import Path
 
     from slimecli.model_specs import ModelSpec, get_spec, registry
-    from slimecli.weights.hub import fetch
-    from slimecli.weights.source import fetch_spec
+    from slimecli.weights.hub import Access, fetch
 
     how: dict[str, Any] = {
         "out": Path(out).expanduser() if out else None,
         "ignore": ignore,
-        "offline": offline,
-        "endpoint": endpoint,
-        "verify": True,
+        "access": Access(endpoint, offline, verify=True),
     }
     spec: ModelSpec | None = None
     by_repo = {s.repo.lower() for s in registry().values() if s.repo}
     if not dataset and ("/" not in name or name.lower() in by_repo):
+        from slimecli.weights.source import fetch_spec  # imports torch, which data sets do without
+
         spec = get_spec(name)
         fetched = fetch_spec(spec, revision=revision, allow=allow, **how)
     else:

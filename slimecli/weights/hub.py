@@ -45,6 +45,18 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Access:
+    """How fetch comes by files."""
+
+    endpoint: str = ""
+    """address of the hub or a mirror, `file://` for a local one; empty: HF_ENDPOINT"""
+    offline: bool = False
+    """use only what is in the cache"""
+    verify: bool = False
+    """hash files that were there before, too; else their sizes must be right"""
+
+
+@dataclass(frozen=True)
 class Request:
     """One call of fetch."""
 
@@ -99,9 +111,7 @@ def fetch(
     out: Path | None = None,
     allow: Sequence[str] = (),
     ignore: Sequence[str] = (),
-    offline: bool = False,
-    endpoint: str = "",
-    verify: bool = False,
+    access: Access = Access(),
 ) -> Fetched:
     """Bring a repository's files to this machine.
 
@@ -113,20 +123,18 @@ def fetch(
         out: copy into this folder; None: the shared hub cache.
         allow: glob patterns of wanted files; empty: MODEL_FILES for a model; all but code and pickles for a data set.
         ignore: glob patterns of unwanted files.
-        offline: use only what is in the cache.
-        endpoint: address of the hub or a mirror, `file://` for a local one; empty: HF_ENDPOINT.
-        verify: hash files that were there before, too; else their sizes must be right.
+        access: which hub, if any, and how far what is there already is trusted.
     """
-    place = (endpoint or env.hf_endpoint()).rstrip("/")
+    place = (access.endpoint or env.hf_endpoint()).rstrip("/")
     if not place.startswith(("http://", "https://", "file:///")):
         raise UsageError(f"{place!r} is not the address of a hub", "write https://HOST or file:///DIR")
-    asked = Request(repo, revision or MAIN, kind, out, tuple(allow), tuple(ignore), place, verify)
+    asked = Request(repo, revision or MAIN, kind, out, tuple(allow), tuple(ignore), place, access.verify)
     folder, commit = _local_source(asked)
     if folder is not None:
         return _from_folder(folder, commit, asked)
     hub_errors.check_name(repo)
     with files.explain_disk_errors(out or env.hf_cache()):
-        if offline or env.hf_offline():
+        if access.offline or env.hf_offline():
             return _offline(asked, "offline mode is on")
         return _online(asked)
 

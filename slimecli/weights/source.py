@@ -29,12 +29,14 @@ TOKENIZER_FILES = tuple(n for n in COMPANIONS if n not in ("config.json", "gener
 
 def resolve_model_dir(model: str, *, revision: str = "", offline: bool = False) -> Path:
     """The folder for a registry name (downloaded into the shared cache if need be) or a path, checked."""
+    from slimecli.weights.hub import Access
+
     path = Path(model).expanduser()
     if path.exists() or model.startswith((".", "/", "~")):
         check_folder(path)
         return path
     spec = get_spec(model)
-    folder = fetch_spec(spec, revision=revision, offline=offline).folder
+    folder = fetch_spec(spec, revision=revision, access=Access(offline=offline)).folder
     check_folder(folder, spec)
     return folder
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -191,17 +193,14 @@ def test_full_disk_is_refused_before_the_first_byte(model, tmp_path, monkeypatch
 def test_a_process_of_its_own_with_the_environment_alone(hub, tmp_path):
     """HF_ENDPOINT and HF_HUB_OFFLINE as a user sets them, Ctrl-C in the middle, and the next call goes on."""
     size = 400_000
-    hub.add("me/big", {"config.json": b"{}", "model.safetensors": os.urandom(size)})
+    hub.add("me/big", {"model.safetensors": os.urandom(size)}, kind="dataset")
     hub.slow["model.safetensors"] = 30.0
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_COLOR": "1"}
     code = "from slimecli.cli import main; main()"
-    command = [sys.executable, "-c", code, "download", "me/big", "--allow", "*.safetensors", "--json"]
+    command = [sys.executable, "-c", code, "download", "me/big", "--dataset", "--json"]
     slow = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    partial = tmp_path / "hf" / "hub" / "models--me--big" / "blobs"
-    import signal
-    import time
-
+    partial = tmp_path / "hf" / "hub" / "datasets--me--big" / "blobs"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not [
         p for p in partial.glob("*.incomplete") if p.stat().st_size >= size // 4

@@ -9,7 +9,7 @@ import pytest
 from slimecli.errors import DataError, InterruptedRunError, SlimeError, UsageError
 from slimecli.weights import hub as module
 from slimecli.weights import transfer
-from slimecli.weights.hub import fetch
+from slimecli.weights.hub import Access
 from slimecli.weights.listing import HubFile, choose
 from tests.hub_server import git_blob
 
@@ -27,6 +27,11 @@ FILES = {
 }
 TAKEN = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
 SILENT = "http://127.0.0.1:9"
+
+
+def fetch(repo, **how):
+    access = {k: how.pop(k) for k in ("endpoint", "offline", "verify") if k in how}
+    return module.fetch(repo, access=Access(**access), **how)
 
 
 @pytest.fixture
