@@ -199,12 +199,12 @@ def as_on_the_hub(folder: Path, family: str) -> Path:
     _add_prediction_layer(weights, family, folder)
     for name in weights:
         if name.endswith(_FLOAT32):
-            weights[name] = weights[name].to(torch.float32) + 1e-4 * torch.arange(weights[name].numel())
+            weights[name] = weights[name].to(torch.float32) + 1e-4 * torch.arange(weights[name].shape[-1])
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-_FLOAT32 = ("e_score_correction_bias", "A_log", "dt_bias")
+_FLOAT32 = ("e_score_correction_bias", "A_log", "dt_bias", "block_sparse_moe.gate.weight")
 _PREDICTION = {
     **dict.fromkeys(
         ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),

@@ -39,6 +39,8 @@ class Names:
     gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """of routed experts"""
     router_bias: str = "gate.e_score_correction_bias"
+    float32_router: bool = False
+    """the router's weight is float32 in a bfloat16 model"""
     shared: str = "shared_experts."
     fused_gate_up: bool = False
     """dense layers have one gate_up_proj"""
@@ -80,7 +82,11 @@ LAYOUTS: dict[str, Names] = {
     "glm4": Names(fused_gate_up=True),
     "moe": Names(mtp=_APPENDED),
     "minimax": Names(
-        mlp="block_sparse_moe.", gate_up_down=("w1", "w3", "w2"), router_bias="e_score_correction_bias", mtp=_APPENDED
+        mlp="block_sparse_moe.",
+        gate_up_down=("w1", "w3", "w2"),
+        router_bias="e_score_correction_bias",
+        float32_router=True,
+        mtp=_APPENDED,
     ),
     "mla": Names(mtp=_APPENDED),
     # vLLM feeds this projection the embedding first, as Megatron does; slime's checkpoints have it swapped all the same

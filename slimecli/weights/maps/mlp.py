@@ -28,7 +28,7 @@ def _experts(at: Place, moe: Moe) -> list[Rule]:
     hidden, hf, core = at.spec.hidden, at.hf + at.names.mlp, f"{at.core}mlp."
     out = [
         whole(f"{at.hf}post_attention_layernorm.weight", f"{at.core}pre_mlp_layernorm.weight", (hidden,)),
-        whole(f"{hf}gate.weight", f"{core}router.weight", (moe.experts, hidden)),
+        whole(f"{hf}gate.weight", f"{core}router.weight", (moe.experts, hidden), keep_dtype=at.names.float32_router),
     ]
     if moe.bias:
         out.append(whole(hf + at.names.router_bias, f"{core}router.expert_bias", (moe.experts,), keep_dtype=True))
