@@ -21,8 +21,8 @@ _slime() {
     run) words="--recipe --run -r --model --set --resume --overwrite --until --json --help" ;;
     plan) words="--recipe --run -r --model --set --measure --json --help" ;;
     init) words="--from --out -o --json --help" ;;
-    download) words="--revision --dataset --out -o --allow --ignore --offline --json --help" ;;
-    convert) words="--to --model --hf --from --out -o --dtype --verify --dry-run --json --help" ;;
+    download) words="--revision --dataset --out -o --allow --ignore --offline --endpoint --json --help" ;;
+    convert) words="--to --model --hf --from --out -o --dtype --quantize --verify --dry-run --json --help" ;;
     prepare-data) words="--run -r --recipe --input --out -o --model --set --show --list --json --help" ;;
     serve) words="--run -r --model --step --host --port --api-key --recipe --set --help" ;;
     rollout) words="--run -r --model --prompts --out -o --recipe --set --json --help" ;;

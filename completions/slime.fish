@@ -12,7 +12,7 @@ complete -c slime -n __fish_use_subcommand -a run -d 'Do every stage in order - 
 complete -c slime -n __fish_use_subcommand -a plan -d 'Say what is wrong with a recipe, all at once, and what it will take'
 complete -c slime -n __fish_use_subcommand -a init -d 'Write a commented recipe into the current folder'
 complete -c slime -n __fish_use_subcommand -a download -d 'Fetch a model or data set into the shared cache (or --out), and check that it is what it says'
-complete -c slime -n __fish_use_subcommand -a convert -d 'Convert a model between Hugging Face and Megatron; the result carries a certificate'
+complete -c slime -n __fish_use_subcommand -a convert -d 'Convert a model between Hugging Face and Megatron; the result carries a certificate. Run again, it continues'
 complete -c slime -n __fish_use_subcommand -a prepare-data -d 'Prepare prompts and demonstrations - validate, de-duplicate, hold out, count'
 complete -c slime -n __fish_use_subcommand -a serve -d 'Serve a model or a runs weights with the embedded engine'
 complete -c slime -n __fish_use_subcommand -a rollout -d 'Generate and score answers - the next step of a run, or any prompt file with any model'
@@ -57,6 +57,7 @@ complete -c slime -n '__fish_seen_subcommand_from download' -s o
 complete -c slime -n '__fish_seen_subcommand_from download' -l allow
 complete -c slime -n '__fish_seen_subcommand_from download' -l ignore
 complete -c slime -n '__fish_seen_subcommand_from download' -l offline
+complete -c slime -n '__fish_seen_subcommand_from download' -l endpoint
 complete -c slime -n '__fish_seen_subcommand_from download' -l json
 complete -c slime -n '__fish_seen_subcommand_from download' -l help
 complete -c slime -n '__fish_seen_subcommand_from convert' -l to
@@ -66,6 +67,7 @@ complete -c slime -n '__fish_seen_subcommand_from convert' -l from -r -F -a 'grp
 complete -c slime -n '__fish_seen_subcommand_from convert' -l out
 complete -c slime -n '__fish_seen_subcommand_from convert' -s o
 complete -c slime -n '__fish_seen_subcommand_from convert' -l dtype
+complete -c slime -n '__fish_seen_subcommand_from convert' -l quantize
 complete -c slime -n '__fish_seen_subcommand_from convert' -l verify
 complete -c slime -n '__fish_seen_subcommand_from convert' -l dry-run
 complete -c slime -n '__fish_seen_subcommand_from convert' -l json

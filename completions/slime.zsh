@@ -11,7 +11,7 @@ _slime() {
     'plan:Say what is wrong with a recipe, all at once, and what it will take'
     'init:Write a commented recipe into the current folder'
     'download:Fetch a model or data set into the shared cache (or --out), and check that it is what it says'
-    'convert:Convert a model between Hugging Face and Megatron; the result carries a certificate'
+    'convert:Convert a model between Hugging Face and Megatron; the result carries a certificate. Run again, it continues'
     'prepare-data:Prepare prompts and demonstrations - validate, de-duplicate, hold out, count'
     'serve:Serve a model or a runs weights with the embedded engine'
     'rollout:Generate and score answers - the next step of a run, or any prompt file with any model'
@@ -40,8 +40,8 @@ _slime() {
     run) options=(--recipe --run -r --model --set --resume --overwrite --until --json --help) ;;
     plan) options=(--recipe --run -r --model --set --measure --json --help) ;;
     init) options=(--from --out -o --json --help) ;;
-    download) options=(--revision --dataset --out -o --allow --ignore --offline --json --help) ;;
-    convert) options=(--to --model --hf --from --out -o --dtype --verify --dry-run --json --help) ;;
+    download) options=(--revision --dataset --out -o --allow --ignore --offline --endpoint --json --help) ;;
+    convert) options=(--to --model --hf --from --out -o --dtype --quantize --verify --dry-run --json --help) ;;
     prepare-data) options=(--run -r --recipe --input --out -o --model --set --show --list --json --help) ;;
     serve) options=(--run -r --model --step --host --port --api-key --recipe --set --help) ;;
     rollout) options=(--run -r --model --prompts --out -o --recipe --set --json --help) ;;
