@@ -41,10 +41,8 @@ def evaluate_weights(run: RunDir, recipe: Recipe, weights: Path) -> dict[str, di
 def evaluate_step(run: RunDir, recipe: Recipe, step: int | None) -> dict[str, Any]:
     """Evaluate the weights of a step (default: the newest), sampled and greedy.
 
-    The result is stored in the run, as a file that replaces the step's older one at once: a run that is being trained
-    may be evaluated. With another recipe than the run's own nothing is stored, since it would pass for the run's.
+    Returns: {"step", "sets": see evaluate_weights}.
     """
-    from slimecli import files
     from slimecli.errors import MissingStageError
     from slimecli.session import step_weights
 
@@ -60,10 +58,25 @@ def evaluate_step(run: RunDir, recipe: Recipe, step: int | None) -> dict[str, An
             f"keeps the newest {recipe.checkpoint.keep}",
             f"slime eval --run {run.quoted}",
         ) from None
-    record = {"step": number, "sets": scores}
-    if recipe == run.recipe():
-        files.write_json(run.eval_path(number), record)
-    return record
+    return {"step": number, "sets": scores}
+
+
+def store_scores(run: RunDir, recipe: Recipe, record: dict[str, Any]) -> str:
+    """Keep an evaluation in the run; returns why not, or an empty string.
+
+    The file replaces the step's older one at once: a run that is being trained may be evaluated. What was made with
+    another recipe than the run's own would pass for the run's.
+    """
+    from slimecli import files
+    from slimecli.errors import SlimeError
+
+    if recipe != run.recipe():
+        return "it was made with --set"
+    try:
+        files.write_json(run.eval_path(record["step"]), record)
+    except SlimeError as error:
+        return error.what
+    return ""
 
 
 def evaluate_model(model: str, recipe: Recipe, data: str) -> dict[str, Any]:
@@ -104,12 +117,14 @@ def cli(
         raise UsageError("which data?", "--data FILE, e.g. runs/NAME/data/holdout.jsonl")
     overrides = tuple(set_ or ())
     if run:
-        result = evaluate_step(*run_and_recipe(run, overrides), step)
-        if overrides:
-            console.note("not stored in the run: it was made with --set")
+        target, resolved = run_and_recipe(run, overrides)
+        result = evaluate_step(target, resolved, step)
+        unstored = store_scores(target, resolved, result)
     else:
-        result = evaluate_model(model, load_recipe(recipe, overrides), data)
+        result, unstored = evaluate_model(model, load_recipe(recipe, overrides), data), ""
     _show(result, as_json=json_)
+    if unstored:
+        console.warn(f"this result is not stored in the run: {unstored}")
     failed = sum(r["failed"] for modes in result["sets"].values() for r in modes.values())
     if failed:
         raise PartialError(f"{failed} answers failed and are not in the scores", "mend the cause and evaluate again")

@@ -109,7 +109,8 @@ def _noting_failure(run: RunDir) -> Iterator[None]:
         yield
     except (SlimeError, KeyboardInterrupt) as error:
         known = error if isinstance(error, SlimeError) else InterruptedRunError("stopped at once")
-        write_json(run.error_path, {"what": known.what, "fix": known.fix, "exit_code": int(known.exit_code)})
+        with contextlib.suppress(SlimeError):  # a full disk must not hide why the attempt ended
+            write_json(run.error_path, {"what": known.what, "fix": known.fix, "exit_code": int(known.exit_code)})
         raise known from None
 
 

@@ -27,6 +27,9 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+_RESTORE = "restore the file from a copy; what depends on it cannot go on without it"
+
+
 @contextlib.contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
     """Turn a full or read-only disk into a SlimeError that says so."""
@@ -45,7 +48,9 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
                 "raise the limit, or write to another file system",
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise SlimeError(f"no permission to write {path}: {error.strerror}", "choose a folder you own") from error
+            raise SlimeError(
+                f"no permission to write {path}: {error.strerror}", "choose a folder that you can write to"
+            ) from error
         raise
 
 
@@ -87,9 +92,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{error.lineno}:{error.colno}: {error.msg}", "restore the file, or remove it to have it made again"
-        ) from None
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: {error.msg}", _RESTORE) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}", _RESTORE) from None
 
 
 @contextlib.contextmanager
@@ -136,11 +141,17 @@ def commit_folder(temporary: Path, final: Path, manifest: dict[str, Any] | None 
 
 
 def is_committed(folder: Path) -> bool:
-    """True when the folder was written to its end and every file still has the size it had then."""
+    """True when the folder was written to its end and every file still has the size it had then.
+
+    One whose DONE.json is damaged (a power cut, a copy that was cut short) counts as never written: it is made again.
+    """
     done = folder / DONE
-    if not done.is_file():
+    try:
+        sizes = read_json(done).get("files", {}) if done.is_file() else None
+    except DataError:
         return False
-    sizes = read_json(done).get("files", {})
+    if sizes is None:
+        return False
     return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
 
 

@@ -6,6 +6,7 @@ changed. `force` does it anyway. The reason is always told.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -110,7 +111,8 @@ def ensure(
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt | InterruptedRunError) else "failed"
         seconds = time.perf_counter() - start
-        files.write_json(run.stage_path(stage.name), {**record, "status": status, "seconds": seconds})
+        with contextlib.suppress(SlimeError):  # a full disk must not hide why the stage ended
+            files.write_json(run.stage_path(stage.name), {**record, "status": status, "seconds": seconds})
         raise
     record |= {"status": "done", "seconds": time.perf_counter() - start}
     record["outputs"] = {str(p): _describe(p) for p in stage.outputs(run, recipe)}

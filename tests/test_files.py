@@ -68,3 +68,15 @@ def test_the_hash_of_a_folder_depends_on_names_and_contents_only(tmp_path):
     assert files.sha256(tmp_path / "a") == files.sha256(tmp_path / "b")
     (tmp_path / "b" / "w").rename(tmp_path / "b" / "v")
     assert files.sha256(tmp_path / "a") != files.sha256(tmp_path / "b")
+
+
+def test_a_damaged_manifest_means_not_committed_and_other_damage_is_told(tmp_path):
+    with files.committed_folder(tmp_path / "x") as folder:
+        (folder / "a").write_text("1")
+    (tmp_path / "x" / files.DONE).write_text("")
+    assert not files.is_committed(tmp_path / "x")
+    path = tmp_path / "run.json"
+    for damage in (b"{", b"\xff"):
+        path.write_bytes(damage)
+        with pytest.raises(DataError, match="restore the file from a copy"):
+            files.read_json(path)

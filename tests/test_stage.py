@@ -108,3 +108,19 @@ def test_sft_is_made_anew_for_every_trainer_value_that_its_result_depends_on(run
     other = recipe.model_copy(update={"trainer": trainer})
     same = fingerprint(PIPELINE["sft"], run, other) == fingerprint(PIPELINE["sft"], run, recipe)
     assert same == (field in OF_RL_ALONE or field in LAYOUT_ONLY)
+
+
+def test_a_full_disk_does_not_hide_why_a_stage_ended(run, monkeypatch):
+    real = files.write_json
+
+    def full(path, data):
+        if data.get("status") == "failed":
+            raise SlimeError("disk full")
+        real(path, data)
+
+    def work():
+        raise SlimeError("the cause")
+
+    monkeypatch.setattr(files, "write_json", full)
+    with pytest.raises(SlimeError, match="the cause"):
+        ensure(make_stage(), run, load_recipe(""), work, lambda *line: None)

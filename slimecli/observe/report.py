@@ -41,6 +41,10 @@ SAMPLES_SHOWN = 8
 """prompts whose answers are shown before and after"""
 
 
+_CONTROLS = {n: 0x2400 + n for n in range(32) if chr(n) not in "\t\n\r"} | {127: 0x2421}
+"""control characters, which a model may well say and HTML may not hold -> their pictures"""
+
+
 def render_report(run: RunDir) -> str:
     """The whole page."""
     records = read_run(run)
@@ -61,6 +65,7 @@ def render_report(run: RunDir) -> str:
         f"<pre>{html.escape(json.dumps(manifest, indent=2, sort_keys=True))}</pre>",
     ]
     body = "\n".join(p for p in parts if p)
+    body = body.translate(_CONTROLS)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"

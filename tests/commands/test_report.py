@@ -1,3 +1,4 @@
+import json
 import re
 import zipfile
 from html.parser import HTMLParser
@@ -70,3 +71,17 @@ def test_curves_skip_gaps_and_place_points():
     assert float(first[1]) > float(top[2])
     assert curve("x", {"a": [(0, float("nan"))]}) == ""
     assert "nan" not in curve("flat", {"a": [(0, 2.0), (1, 2.0)]})
+
+
+def test_control_characters_of_an_answer_are_shown_as_pictures(runs_root):
+    made = make_run(runs_root / "demo")
+    path = sorted((made.root / "eval").glob("step_*.json"))[-1]
+    record = json.loads(path.read_text())
+    for modes in record["sets"].values():
+        for result in modes.values():
+            result["samples"][0]["response"] = "</pre><script>\x00\x1b[31m"
+    path.write_text(json.dumps(record))
+    assert run(["report", "--run", "demo"]) == 0
+    text = made.report_path.read_text()
+    assert "\x00" not in text and "\x1b" not in text and "<script" not in text
+    assert "&lt;/pre&gt;&lt;script&gt;␀␛[31m" in text

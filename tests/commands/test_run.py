@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from slimecli.errors import SlimeError
 from slimecli.rundir import RunDir
 from tests.forked import slime, succeed
 from tests.tiny_run import metrics, sets
@@ -178,7 +179,8 @@ def test_eval_of_a_run_in_use_and_with_other_values(done):
     folder, _ = done
     run = RunDir(folder / "runs" / "r")
     run.eval_path(1).unlink()
-    succeed("eval", "--run", "r", "--set", "eval.max_prompts=2", folder=folder)
+    told = succeed("eval", "--run", "r", "--set", "eval.max_prompts=2", folder=folder)
+    assert "not stored in the run: it was made with --set" in told.err
     assert not run.eval_path(1).exists(), "values of another recipe are not the run's"
     with run.lock():
         succeed("eval", "--run", "r", folder=folder)
@@ -213,3 +215,15 @@ def test_damaged_samples_are_named_and_collected_anew(done, tmp_path):
     path.unlink()
     succeed("rollout", *more, folder=tmp_path)
     succeed("train", *more, folder=tmp_path)
+
+
+def test_scores_that_cannot_be_stored_are_shown_all_the_same(done, monkeypatch):
+    folder, _ = done
+
+    def full(path, data):
+        raise SlimeError("the disk is full")
+
+    monkeypatch.setattr("slimecli.files.write_json", full)
+    told = succeed("eval", "--run", "r", "--json", folder=folder)
+    assert json.loads(told.out)["sets"]["holdout"]["greedy"]["n"] == 16
+    assert "not stored in the run: the disk is full" in told.err
