@@ -20,14 +20,13 @@ from slimecli.weights.maps import rules_of
 from slimecli.weights.origin import Origin, Pairs, hf_origin
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, quantizer_of
-from slimecli.weights.quant_scheme import plain_config
+from slimecli.weights.quant_scheme import DTYPE_KEYS, plain_config, with_dtype
 
 CERTIFICATE = "certificate.json"
 KIND = "export"
 """`kind` in the DONE.json of an exported folder"""
 SHARD_BYTES = 5_000_000_000
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def export_weights(
@@ -181,13 +180,7 @@ def _complete_config(folder: Path, kind: torch.dtype | None) -> None:
     """The copied config.json may speak of another dtype, or of a quantisation that the result does not have."""
     config = plain_config(files.read_json(folder / "config.json"))
     if kind is not None:
-        named = str(kind).removeprefix("torch.")
-        text = config.get("text_config")
-        for part in (config, text) if isinstance(text, dict) else (config,):
-            if part is config or any(k in part for k in _DTYPE_KEYS):
-                for key in _DTYPE_KEYS:
-                    part.pop(key, None)
-                part["torch_dtype"] = named
+        config = with_dtype(config, str(kind).removeprefix("torch."))
     files.write_json(folder / "config.json", config)
 
 
@@ -195,7 +188,7 @@ def _dtype_named(folder: Path) -> str:
     """The dtype that config.json states."""
     config = files.read_json(folder / "config.json")
     nested = config.get("text_config") or {}
-    return str(next((c[k] for c in (config, nested) for k in _DTYPE_KEYS if c.get(k)), "as stored"))
+    return str(next((c[k] for c in (config, nested) for k in DTYPE_KEYS if c.get(k)), "as stored"))
 
 
 def _hash(tensor: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ import torch
 from slimecli import files
 from slimecli.errors import DataError, UsageError, nearest
 from slimecli.weights.quant_codec import E4M3_MAX, LOGICAL, SMALLEST_SCALE, block_maxima, encode_e4m3
-from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config
+from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config, with_dtype
 
 BLOCK = (128, 128)
 QUANTIZERS = {"fp8": False, "fp8-ue8m0": True}
@@ -88,11 +88,9 @@ class Fp8Quantizer:
                 f"none of the tensors is the weight of a linear layer that slime quantises ({_sample(self._kept)})",
                 "leave out --quantize: this model's layers have names that slime does not know",
             )
-        config = plain_config(files.read_json(folder / "config.json"))
-        dtype = str(LOGICAL).removeprefix("torch.")
-        files.write_json(
-            folder / "config.json", {**config, "torch_dtype": dtype, CONFIG_KEY: self.quantization_config()}
-        )
+        plain = plain_config(files.read_json(folder / "config.json"))
+        config = with_dtype(plain, str(LOGICAL).removeprefix("torch."))
+        files.write_json(folder / "config.json", {**config, CONFIG_KEY: self.quantization_config()})
 
 
 def quantizer_of(name: str) -> Fp8Quantizer | None:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from slimecli.errors import DataError
 
 CONFIG_KEY = "quantization_config"
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""newer and older transformers"""
 READABLE = "slime reads fp8 e4m3 (blocks, per channel, per tensor) and compressed-tensors int4 (pack-quantized)"
 
 
@@ -84,3 +86,12 @@ def _unreadable(what: str) -> DataError:
     return DataError(
         f"config.json: weights are stored as {what}", f"{READABLE}; get the bfloat16 model, or one of these"
     )
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config.json that states this dtype under one name, and in its language model's part if that states one."""
+    out = {k: v for k, v in config.items() if k not in DTYPE_KEYS} | {"torch_dtype": dtype}
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and any(k in text for k in DTYPE_KEYS):
+        out["text_config"] = {k: v for k, v in text.items() if k not in DTYPE_KEYS} | {"torch_dtype": dtype}
+    return out

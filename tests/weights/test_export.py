@@ -101,6 +101,8 @@ def test_fp8_and_back(quantize, model, tmp_path):
     assert notes["quantized"] == quantize and notes["shards"] > 1
     stated = files.read_json(tmp_path / "q" / "config.json")["quantization_config"]
     assert ("scale_fmt" in stated) == (quantize != "fp8")
+    config = HfFolder(tmp_path / "q").config()
+    assert (config["torch_dtype"], config.get("dtype")) == ("bfloat16", None), "the source says float32"
     export(tmp_path / "q", tmp_path / "back")
     plain = HfFolder(tmp_path / "back")
     assert "quantization_config" not in plain.config()

@@ -11,7 +11,7 @@ from slimecli.errors import DataError
 from slimecli.weights import quant
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.quant import Dequantized, open_weights
-from slimecli.weights.quant_scheme import Scheme, plain_config, scheme_of
+from slimecli.weights.quant_scheme import Scheme, plain_config, scheme_of, with_dtype
 
 E4M3 = torch.float8_e4m3fn
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -170,6 +170,16 @@ def test_nested_config_and_its_plain_form(tmp_path):
     weight, scale = fp8_pair(4, 4)
     path = folder(tmp_path / "m", {"a.weight": weight, "a.weight_scale_inv": scale}, None, **config)
     assert "quantization_config" not in json.dumps(open_weights(path).config())
+
+
+def test_a_dtype_is_stated_once():
+    config = {"dtype": "float32", "a": 1, "text_config": {"torch_dtype": "float32", "b": 2}}
+    assert with_dtype(config, "bfloat16") == {
+        "torch_dtype": "bfloat16",
+        "a": 1,
+        "text_config": {"torch_dtype": "bfloat16", "b": 2},
+    }
+    assert with_dtype({"text_config": {"b": 2}}, "float16")["text_config"] == {"b": 2}
 
 
 def test_activation_scales_are_no_weights(tmp_path):
