@@ -27,6 +27,9 @@ PADDED = 384
 
 def hub_folder(folder: Path, family: str, dtype: str = "bfloat16", **changes: Any) -> Path:
     """A tiny model as its repository would have it, prediction layer included."""
+    if family == "glm_moe_dsa":
+        # half of an indexer's head is rotary, as in the published model
+        changes = {"index_head_dim": 16, **changes}
     return as_on_the_hub(tiny_model(folder, family, dtype=dtype, **changes), family)
 
 

@@ -11,18 +11,19 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from torch.distributed.checkpoint import FileSystemReader
 
 from slimecli.weights.convert import torch_dist_to_hf
 from tests.megatron.expected import Expected
 from tests.megatron.harness import World, run, use_cpu_optimizer
-from tests.megatron.models import PADDED, config_of, hub_folder, megatron_model, tensors_of
+from tests.megatron.models import PADDED, config_of, megatron_model, tensors_of
 
 
 @dataclass(frozen=True)
 class Saved:
     """How the checkpoint is written."""
 
-    world: World = World()
+    world: World
     numbered: bool = True
     """a key per layer; otherwise the layers of a homogeneous model are stacked"""
     optimizer: str = ""
@@ -71,6 +72,11 @@ def save(_: World, saved: Saved, hf: Path, out: Path) -> None:
     if saved.optimizer:
         state["optimizer"] = _optimizer(model).sharded_state_dict(state, metadata=metadata)
     dist_checkpointing.save(state, str(out), content_metadata=stated)
+    if rank == 0:
+        written = FileSystemReader(out).read_metadata().state_dict_metadata
+        assert bool(saved.optimizer) == any(key.startswith("optimizer") for key in written)
+        numbered = saved.numbered or isinstance(model.config.moe_layer_freq, list)
+        assert numbered == any("decoder.layers.1." in key for key in written)
 
 
 def _optimizer(model: Any) -> Any:
@@ -105,8 +111,8 @@ CASES += [
 
 
 @pytest.mark.parametrize(("family", "saved"), CASES, ids=lambda v: str(v))
-def test_what_megatron_wrote_converts_back(tmp_path, family, saved):
-    hf = hub_folder(tmp_path / "hf", family)
+def test_what_megatron_wrote_converts_back(tmp_path, hub, family, saved):
+    hf = hub(family)
     folder = tmp_path / "megatron" / "iter_0000007"
     folder.mkdir(parents=True)
     (folder.parent / "latest_checkpointed_iteration.txt").write_text("7")

@@ -9,10 +9,9 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 
-from slimecli.weights.convert import hf_to_torch_dist
 from tests.megatron.expected import Expected
 from tests.megatron.harness import World, run
-from tests.megatron.models import PADDED, config_of, hub_folder, megatron_model, tensors_of
+from tests.megatron.models import PADDED, config_of, megatron_model, tensors_of
 
 TP1, TP2, PP2 = World(), World(tp=2), World(pp=2)
 TP2_PP2 = World(tp=2, pp=2)
@@ -22,22 +21,6 @@ DENSE = [("qwen3", w) for w in (TP1, TP2, PP2, TP2_PP2)] + [("qwen2", TP2), ("ll
 MOE = [(c, w) for c in ("qwen3_moe", "glm4_moe", "deepseek_v3") for w in (TP1, TP2, PP2, EP2, TP2_EP2)]
 REST = [("glm4_moe", EP2_ETP2), ("moonlight", TP2), ("moonlight", EP2), ("mimo", TP1), ("mimo", TP2), ("mimo", PP2)]
 REST += [("kimi_k2", TP2), ("glm4_moe_lite", EP2)]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """family -> (HF folder, torch_dist folder that slime made of it); made once per family."""
-    made: dict[str, tuple[Path, Path]] = {}
-
-    def make(family: str) -> tuple[Path, Path]:
-        if family not in made:
-            folder = tmp_path_factory.mktemp(family)
-            hub_folder(folder / "hf", family)
-            hf_to_torch_dist(folder / "hf", folder / "megatron")
-            made[family] = folder / "hf", folder / "megatron" / "release"
-        return made[family]
-
-    return make
 
 
 def content_metadata(folder: Path) -> dict[str, Any]:
@@ -77,10 +60,10 @@ def load_and_compare(world: World, hf: Path, folder: Path, changes: dict[str, An
 
 
 @pytest.mark.parametrize(("family", "world"), DENSE + MOE + REST, ids=lambda v: str(v))
-def test_megatron_loads_what_slime_writes(checkpoint, family, world):
-    run(world, load_and_compare, *checkpoint(family), {})
+def test_megatron_loads_what_slime_writes(hub, converted, family, world):
+    run(world, load_and_compare, hub(family), converted(family), {})
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
-def test_models_with_experts_one_by_one_load_it_too(checkpoint, family):
-    run(EP2, load_and_compare, *checkpoint(family), {"moe_grouped_gemm": False})
+def test_models_with_experts_one_by_one_load_it_too(hub, converted, family):
+    run(EP2, load_and_compare, hub(family), converted(family), {"moe_grouped_gemm": False})

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slimecli.weights.convert import hf_to_torch_dist
 from tests.megatron.harness import World, run
-from tests.megatron.models import config_of, hub_folder, megatron_model
+from tests.megatron.models import config_of, megatron_model
 from tests.megatron.test_load import load
 
 TOLERANCE = 2e-5
@@ -35,12 +34,11 @@ def megatron_logits(world: World, hf: Path, folder: Path, theirs: torch.Tensor) 
 
 
 @pytest.mark.parametrize(("family", "world"), CASES, ids=lambda v: str(v))
-def test_same_logits(tmp_path, family, world):
+def test_same_logits(hub, converted, family, world):
     from transformers import AutoModelForCausalLM
 
-    hf = hub_folder(tmp_path / "hf", family, "float32")
-    hf_to_torch_dist(hf, tmp_path / "megatron")
+    hf = hub(family, "float32")
     model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32, attn_implementation="sdpa").eval()
     with torch.no_grad():
         theirs = model(TOKENS).logits
-    run(world, megatron_logits, hf, tmp_path / "megatron" / "release", theirs)
+    run(world, megatron_logits, hf, converted(family, "float32"), theirs)

@@ -95,6 +95,13 @@ def _plain_config(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**config, **config["rope_parameters"], "rope_scaling": None, **changes}
 
 
+def _unpadded(folder: Path, family: str) -> tuple[Path, Path]:
+    """HF folder and Megatron checkpoint of a model with as many tokens as Megatron has rows."""
+    hf = hub_folder(folder / "hf", family, vocab=PADDED)
+    hf_to_torch_dist(hf, folder / "megatron")
+    return hf, folder / "megatron" / "release"
+
+
 def _load_own(_: World, config: dict[str, Any], hf: Path, megatron: Path) -> None:
     """Into megatron-core's model as mbridge sets it up."""
     bridge = _bridge(config)
@@ -102,12 +109,12 @@ def _load_own(_: World, config: dict[str, Any], hf: Path, megatron: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mimo", "qwen3_moe", "glm4_moe", "deepseek_v3"])
-def test_mbridge_loads_the_same_tensors(tmp_path, family):
-    # its bridge for DeepSeek cannot pad the vocabulary
-    hf = hub_folder(tmp_path / "hf", family, vocab=PADDED if family == "deepseek_v3" else 300)
-    hf_to_torch_dist(hf, tmp_path / "megatron")
-    config = _plain_config(hf, num_nextn_predict_layers=0)
-    run(World(), _load_own, config, hf, tmp_path / "megatron" / "release")
+def test_mbridge_loads_the_same_tensors(tmp_path, hub, converted, family):
+    if family == "deepseek_v3":  # its bridge for DeepSeek cannot pad the vocabulary
+        hf, megatron = _unpadded(tmp_path, family)
+    else:
+        hf, megatron = hub(family), converted(family)
+    run(World(), _load_own, _plain_config(hf, num_nextn_predict_layers=0), hf, megatron)
 
 
 def _load_prediction(world: World, hf: Path, renamed: Path, megatron: Path) -> None:
@@ -122,10 +129,9 @@ def _load_prediction(world: World, hf: Path, renamed: Path, megatron: Path) -> N
 
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
 def test_mbridge_loads_the_same_prediction_layer(tmp_path, family):
-    hf, renamed = hub_folder(tmp_path / "hf", family, vocab=PADDED), tmp_path / "renamed"
-    hf_to_torch_dist(hf, tmp_path / "megatron")
+    (hf, megatron), renamed = _unpadded(tmp_path, family), tmp_path / "renamed"
     renamed.mkdir()
     number = "model.layers.61." if family == "deepseek_v3" else "model.layers.3."
     tensors = {name.replace("model.layers.3.", number): tensor for name, tensor in tensors_of(hf).items()}
     save_file(tensors, renamed / "model.safetensors")
-    run(World(), _load_prediction, hf, renamed, tmp_path / "megatron" / "release")
+    run(World(), _load_prediction, hf, renamed, megatron)
