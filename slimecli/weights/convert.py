@@ -24,7 +24,7 @@ from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import quantizer_of
 from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config
 from slimecli.weights.quantized import QuantizedSource
-from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistSource
+from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistSource, find_iteration
 from slimecli.weights.torch_dist_write import TorchDistPlan, zero_ranges
 
 HF_FILES = "hf"
@@ -106,14 +106,8 @@ def torch_dist_to_hf(
         quantize: `fp8` or `fp8-ue8m0`: linear layers in blocks of 128x128; empty: none.
     """
     begin = time.perf_counter()
-    stored = TorchDist(checkpoint)
     like = like or find_companions(checkpoint)
-    config = files.read_json(like / "config.json")
-    if expected is not None and (differing := expected.check(config)):
-        raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
-    spec = from_config(config, name=like.name)
-    rules = rules_of(spec, _stored_vocab(stored, spec), stored_in(stored.tensors, _hf_names(checkpoint)))
-    _check_keys(stored, rules)
+    stored, spec, rules = open_checkpoint(checkpoint, like, expected)
     source: Source = TorchDistSource(stored, rules)
     names = [name for rule in rules for name in rule.hf]
     quantizer = quantizer_of(quantize)
@@ -144,6 +138,20 @@ def torch_dist_to_hf(
         source.close()
 
 
+def open_checkpoint(
+    checkpoint: Path, like: Path, expected: ModelSpec | None = None
+) -> tuple[TorchDist, ModelSpec, list[Rule]]:
+    """A torch_dist checkpoint that holds the whole model which the config of `like` describes, and nothing else."""
+    stored = TorchDist(checkpoint)
+    config = files.read_json(like / "config.json")
+    if expected is not None and (differing := expected.check(config)):
+        raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
+    spec = from_config(config, name=like.name)
+    rules = rules_of(spec, _stored_vocab(stored, spec), stored_in(stored.tensors, _hf_names(checkpoint)))
+    _check_keys(stored, rules)
+    return stored, spec, rules
+
+
 def torch_dtype(name: str) -> torch.dtype | None:
     """Floating dtype by name; None for an empty one."""
     if not name:
@@ -156,6 +164,7 @@ def torch_dtype(name: str) -> torch.dtype | None:
 
 def find_companions(checkpoint: Path) -> Path:
     """Config and tokenizer that hf_to_torch_dist left beside the checkpoint."""
+    find_iteration(checkpoint)
     for folder in (checkpoint / HF_FILES, checkpoint.parent / HF_FILES):
         if (folder / "config.json").is_file():
             return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from slimecli.weights.check import check_folder
 from slimecli.weights.fingerprint import tensor_hash
 from slimecli.weights.hf import save_hf_folder
 from slimecli.weights.maps import rules_of
-from slimecli.weights.origin import Origin, Pairs, hf_origin
+from slimecli.weights.origin import Origin, Pairs
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, quantizer_of
 from slimecli.weights.quant_scheme import DTYPE_KEYS, plain_config, with_dtype
@@ -57,12 +56,10 @@ def export_weights(
     refuse_target(out, origin, overwrite=overwrite)
     notes: dict[str, Any] = {"kind": KIND, "from": origin.kind, **origin.facts}
     with files.committed_folder(out, notes) as folder:
-        source = origin if origin.weights else _converted(origin, folder / "converted")
-        kept = _kept(source)
+        kept = _kept(origin)
 
         def cast() -> Pairs:
-            assert source.weights is not None
-            return ((n, _checked(n, t if n in kept else _cast(t, kind))) for n, t in source.weights())
+            return ((n, _checked(n, t if n in kept else _cast(t, kind))) for n, t in origin.weights())
 
         stream = quantizer.stream(cast()) if quantizer else cast()
         notes |= save_hf_folder(stream, folder, like=origin.like, max_shard_bytes=max_shard_bytes)
@@ -77,7 +74,6 @@ def export_weights(
         told = {k: v for k, v in notes.items() if k not in origin.facts}
         head = {"to": "hf", "verified": True, "slime": __version__, "torch": torch.__version__}
         files.write_json(folder / CERTIFICATE, {**told, **head, "weights": rows})
-        shutil.rmtree(folder / "converted", ignore_errors=True)
     return notes
 
 
@@ -146,13 +142,6 @@ def parse_bytes(text: str) -> int:
     if not match or unit not in _UNITS or float(match.group(1)) * _UNITS[unit] < 1:
         raise UsageError(f"{text!r} is no size", "write 5GB, 500MB or 2GiB")
     return int(float(match.group(1)) * _UNITS[unit])
-
-
-def _converted(origin: Origin, scratch: Path) -> Origin:
-    from slimecli.weights.convert import torch_dist_to_hf
-
-    torch_dist_to_hf(origin.path, scratch, like=origin.like)
-    return hf_origin(scratch, like=origin.like)
 
 
 def _kept(origin: Origin) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from slimecli.errors import DataError, UsageError
 from slimecli.rundir import RunDir
 from slimecli.weights.hf import INDEX
+from slimecli.weights.maps.rule import Rule
 
 Pairs = Iterator[tuple[str, torch.Tensor]]
 
@@ -26,10 +28,10 @@ class Origin:
     """the folder that is read"""
     like: Path
     """HF folder with config and tokenizer"""
-    weights: Callable[[], Pairs] | None
-    """reads all tensors, as often as it is called; None: a torch_dist checkpoint, which has to be converted"""
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """of all tensors; empty for a torch_dist checkpoint"""
+    weights: Callable[[], Pairs]
+    """reads all tensors, one alive at a time, as often as it is called"""
+    shapes: dict[str, tuple[int, ...]]
+    """of all tensors"""
     dtype: str = ""
     """dtype of the result unless another one is asked for; empty: as stored"""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -55,14 +57,40 @@ def find_origin(path: Path) -> Origin:
         if (folder / "state.json").is_file():
             return _trainer_origin(folder)
     if (path / ".metadata").is_file() or (path / TRACKER).is_file():
-        facts = {"source": str(path)}
-        return Origin(kind="torch_dist checkpoint", path=path, like=_companions(path), weights=None, facts=facts)
+        return _torch_dist_origin(path)
     if (path / INDEX).is_file() or any(path.glob("*.safetensors")):
         return hf_origin(path)
     raise DataError(
         f"{path} holds no weights: neither *.safetensors, nor a trainer's state.json, nor a torch_dist checkpoint",
         "name an HF folder, runs/NAME/checkpoints/step_N, or what Megatron saved into; a run goes by its name",
     )
+
+
+def _torch_dist_origin(path: Path) -> Origin:
+    """A Megatron checkpoint, put together tensor by tensor."""
+    from slimecli.weights.convert import open_checkpoint
+    from slimecli.weights.pieces import octets
+    from slimecli.weights.torch_dist import TorchDistSource
+
+    like = _companions(path)
+
+    def weights() -> Pairs:
+        stored, _, rules = open_checkpoint(path, like)
+        with contextlib.closing(TorchDistSource(stored, rules)) as source:
+            for name, shape in _shapes(rules).items():
+                tensor = torch.empty(shape, dtype=source.dtype(name))
+                source.read_into(name, 0, tensor.numel(), octets(tensor))
+                yield name, tensor
+
+    stored, _, rules = open_checkpoint(path, like)
+    stored.close()
+    facts = {"source": str(path)}
+    kind = "torch_dist checkpoint"
+    return Origin(kind=kind, path=path, like=like, weights=weights, shapes=_shapes(rules), facts=facts)
+
+
+def _shapes(rules: list[Rule]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for rule in rules for name, shape in rule.hf.items()}
 
 
 def _companions(checkpoint: Path) -> Path:

@@ -121,7 +121,6 @@ def test_a_torch_dist_checkpoint_is_an_origin(model, tmp_path):
     equal(model, tmp_path / "o")
     export_weights(origin, tmp_path / "q", quantize="fp8", card=lambda notes: "")
     assert open_weights(tmp_path / "q").names == HfFolder(model).names
-    assert not (tmp_path / "q" / "converted").exists()
 
 
 def test_a_torch_dist_checkpoint_without_a_config_says_what_to_do(model, tmp_path):
