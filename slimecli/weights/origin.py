@@ -95,7 +95,9 @@ def _shapes(rules: list[Rule]) -> dict[str, tuple[int, ...]]:
 
 def _companions(checkpoint: Path) -> Path:
     from slimecli.weights.convert import find_companions
+    from slimecli.weights.torch_dist import find_iteration
 
+    find_iteration(checkpoint)
     try:
         return find_companions(checkpoint)
     except DataError as error:

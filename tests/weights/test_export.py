@@ -131,6 +131,10 @@ def test_a_torch_dist_checkpoint_without_a_config_says_what_to_do(model, tmp_pat
     with pytest.raises(DataError, match="came without a config") as caught:
         find_origin(tmp_path / "t")
     assert f"slime convert --from {tmp_path / 't'} --to hf --hf DIR" in caught.value.fix
+    shutil.rmtree(tmp_path / "t" / "release")
+    with pytest.raises(DataError, match="has no .metadata") as caught:
+        find_origin(tmp_path / "t")
+    assert "--hf" not in caught.value.fix
 
 
 def test_rows_of_several_ranks_are_put_together(model, tmp_path):
