@@ -30,7 +30,9 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         run.tensorboard_dir.mkdir(parents=True, exist_ok=True)
-        self._writer = SummaryWriter(str(run.tensorboard_dir))
+        # steps after the checkpoint are done again: what an attempt before wrote of them is not to be shown twice
+        again = run.last_checkpoint()
+        self._writer = SummaryWriter(str(run.tensorboard_dir), purge_step=None if again is None else again + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One scalar per number."""

@@ -1,10 +1,13 @@
 import importlib.util
 import math
+import sys
+import types
 
 import pytest
 
+from slimecli import files
 from slimecli.errors import UsageError
-from slimecli.observe.trackers import numbers, open_trackers
+from slimecli.observe.trackers import TensorBoardTracker, numbers, open_trackers
 from slimecli.recipe import validate_recipe
 from slimecli.rundir import create_run
 
@@ -32,3 +35,16 @@ def test_a_missing_package_is_a_usage_error_with_the_fix(tmp_path, package, sect
     with pytest.raises(UsageError, match=package) as caught:
         open_trackers(recipe, create_run(str(tmp_path / "r"), recipe))
     assert f"pip install {package}" in caught.value.fix
+
+
+@pytest.mark.parametrize(("steps", "purged"), [([], None), ([3], 4)])
+def test_tensorboard_forgets_the_steps_that_are_done_again(tmp_path, monkeypatch, steps, purged):
+    run, opened = create_run(str(tmp_path / "r"), validate_recipe({})), []
+    fake = types.SimpleNamespace(SummaryWriter=lambda folder, purge_step: opened.append((folder, purge_step)))
+    monkeypatch.setitem(sys.modules, "tensorboard", types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    for step in steps:
+        with files.committed_folder(run.checkpoint_dir(step)) as folder:
+            (folder / "x").touch()
+    TensorBoardTracker(run)
+    assert opened == [(str(run.tensorboard_dir), purged)]
