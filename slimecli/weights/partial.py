@@ -78,6 +78,10 @@ class Partial:
 
         Raises SlimeError when interrupted or when the disk is full; what was flushed is kept.
         """
+        # what was written last is small and made anew; a killed process may also have left half of it
+        known = {self.folder / name for name, _ in plan.files} | {self.folder / JOURNAL}
+        for path in [p for p in self.folder.rglob("*") if p.is_file() and p not in known]:
+            path.unlink()
         self._check_space(plan)
         for number, (name, size) in enumerate(plan.files):
             path = self.folder / name

@@ -101,24 +101,24 @@ def octets(tensor: torch.Tensor) -> memoryview:
     return view
 
 
-def cut(shape: Shape, itemsize: int, limit: int = PIECE) -> Iterator[tuple[Shape, Shape]]:
-    """(offset, shape) of blocks of at most `limit` bytes, if one row of the last dimension fits; in row-major order.
+def cut(shape: Shape, itemsize: int) -> Iterator[tuple[Shape, Shape]]:
+    """(offset, shape) of blocks of at most PIECE bytes, if one row of the last dimension fits; in row-major order.
 
     Every block is contiguous in the tensor, so the blocks are consecutive ranges of its elements.
     """
     total = math.prod(shape) * itemsize
     axis = next((i for i, n in enumerate(shape) if n > 1), None)
-    if total <= limit or axis is None:
+    if total <= PIECE or axis is None:
         yield (0,) * len(shape), shape
         return
     inner = total // shape[axis]
-    if inner > limit:
+    if inner > PIECE:
         for index in range(shape[axis]):
-            for offset, block in cut(shape[axis + 1 :], itemsize, limit):
+            for offset, block in cut(shape[axis + 1 :], itemsize):
                 yield (*shape[:axis], index, *offset)[-len(shape) :], (*(1,) * (axis + 1), *block)
         return
     # pieces of equal size, rather than full ones and a small rest
-    count = -(-total // limit)
+    count = -(-total // PIECE)
     step = -(-shape[axis] // count)
     for start in range(0, shape[axis], step):
         offset = tuple(start if i == axis else 0 for i in range(len(shape)))

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from slimecli.errors import DataError
+from slimecli.weights import pieces
 from slimecli.weights.container import Container
 from slimecli.weights.ledger import Ledger, Scan, scan
-from slimecli.weights.pieces import PIECE, Source
+from slimecli.weights.pieces import Source
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,11 +59,10 @@ class Task:
 class Packer:
     """Lays things one after the other into files and cuts the files into tasks."""
 
-    def __init__(self, limit: int = PIECE) -> None:
+    def __init__(self) -> None:
         self.files: list[tuple[str, int]] = []
         """(name, bytes)"""
         self.tasks: list[Task] = []
-        self._limit = limit
 
     def next_file(self, name: str) -> None:
         """Begin a file."""
@@ -77,7 +77,7 @@ class Packer:
         """The task that the next `size` bytes belong to, and their position in it."""
         task = self.tasks[-1] if self.tasks else None
         file = len(self.files) - 1
-        if task is None or task.file != file or task.size + size > self._limit:
+        if task is None or task.file != file or task.size + size > pieces.PIECE:
             task = Task(len(self.tasks), file, self.position)
             self.tasks.append(task)
         at = task.size
@@ -222,7 +222,7 @@ class Workers:
     def buffer(self, size: int) -> memoryview:
         """`size` bytes of this thread's buffer, which keeps its memory from task to task."""
         if len(getattr(self._local, "room", b"")) < size:
-            self._local.room = np.empty(max(size, PIECE), np.uint8)
+            self._local.room = np.empty(max(size, pieces.PIECE), np.uint8)
         room: memoryview = self._local.room.data
         return room[:size]
 

@@ -26,7 +26,7 @@ from slimecli.errors import DataError
 from slimecli.weights.container import container
 from slimecli.weights.maps.rule import ZEROS as ZERO_ROWS
 from slimecli.weights.maps.rule import Rule
-from slimecli.weights.pieces import PIECE, cut
+from slimecli.weights.pieces import cut
 from slimecli.weights.pipeline import ZEROS, Packer
 
 FILE_BYTES = 8 << 30
@@ -83,7 +83,7 @@ class TorchDistPlan:
         elif entry.properties.dtype != dtype:
             raise DataError(f"parts of {rule.key} have different dtypes", "convert with --dtype bfloat16")
         low, ends = 0, run_ends(rule)
-        for offset, shape in cut(rule.chunk, dtype.itemsize, PIECE):
+        for offset, shape in cut(rule.chunk, dtype.itemsize):
             count = math.prod(shape)
             there = torch.Size([a + b for a, b in zip(rule.offset, offset, strict=True)])
             around = container(dtype, shape)
