@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from megatron.core import parallel_state
-from torch.overrides import TorchFunctionMode
+from megatron.core.dist_checkpointing.strategies import filesystem_async as async_writer
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,16 @@ def run(world: World, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _rank(rank: int, world: World, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world.size), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world.size))
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    _use_cpu()
-    from tests.megatron import te_backend
+    from slimecli.trainers.megatron import cpu_device, stand_ins
 
-    te_backend.install()
+    cpu_device.install()
+    stand_ins.install()
+    # a multiprocessing manager would be started per rank (6 s) to hand results of asynchronous saves over; ours are not
+    async_writer._results_queue = queue.SimpleQueue()
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(store, world.size), rank=rank, world_size=world.size
     )
@@ -73,47 +76,3 @@ def _rank(rank: int, world: World, store: str, function: Callable[..., None], ar
     function(world, *arguments)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-def _use_cpu() -> None:
-    """Replace what megatron-core takes for granted on a GPU machine."""
-    import megatron.core.dist_checkpointing.strategies.filesystem_async as async_writer
-    import megatron.core.tensor_parallel.random as rng
-    import megatron.core.transformer.moe.moe_utils as moe_utils
-
-    # rotary embeddings, buffers and the expert bias are made on the current device
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
-    # the embedding of the last pipeline stage is made on the GPU whatever the config says
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    # the checkpoint writer waits for copies from the GPU
-    torch.cuda.synchronize = lambda *_: None
-    # seeds of the "GPU" generator
-    rng._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    rng._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    # named in the router although it exists only with Transformer Engine (0.16.1)
-    moe_utils.te_general_gemm = None
-    # a multiprocessing manager would be started per rank (6 s) to hand results of asynchronous saves over; ours are not
-    async_writer._results_queue = queue.SimpleQueue()
-
-
-class _OnCpu(TorchFunctionMode):
-    """`device="cuda"` means the CPU."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
-
-
-def use_cpu_optimizer() -> None:
-    """Further replacements, for Megatron's optimizers; for the rest of this rank's life."""
-    _OnCpu().__enter__()
-    real = torch.Tensor.type
-
-    def kind(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        name = real(self, *arguments, **options)
-        return f"torch.cuda.{name.rpartition('.')[2]}" if isinstance(name, str) else name
-
-    # gradients and parameters are recognised by the names of GPU tensor types
-    torch.Tensor.type = kind  # type: ignore[method-assign,assignment]

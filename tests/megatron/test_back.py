@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from slimecli.weights.convert import torch_dist_to_hf
 from tests.megatron.expected import Expected
-from tests.megatron.harness import World, run, use_cpu_optimizer
+from tests.megatron.harness import World, run
 from tests.megatron.models import PADDED, config_of, megatron_model, tensors_of
 
 
@@ -84,7 +84,6 @@ def _optimizer(model: Any) -> Any:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    use_cpu_optimizer()
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     wrapped = DistributedDataParallel(model.config, ddp, model)
     settings = OptimizerConfig(optimizer="adam", lr=0.0, bf16=True, use_distributed_optimizer=True, clip_grad=0.0)

@@ -134,6 +134,12 @@ class _GroupedLinear(_Stateful):
             weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
             set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=self.axis, stride=1)
             self.register_parameter(f"weight{i}", weight)
+        self.register_load_state_dict_pre_hook(self._merge_states)
+
+    def _merge_states(self, _: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        """A checkpoint has an `_extra_state` per expert, the module one for all."""
+        for i in range(1, self.count):
+            state.pop(f"{prefix}_extra_state{i}", None)
 
     def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, None]:
         """(outputs, no bias) of tokens sorted by expert."""
