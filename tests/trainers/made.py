@@ -56,9 +56,9 @@ def ready(batch: TrainBatch, made: Recipe) -> TrainBatch:
     return weigh(batch, made.algo.aggregation, made.algo.constant_length or 16)
 
 
-def batch(made: Recipe, seed: int = 0, temperature: float = 1.0, count: int = 4) -> TrainBatch:
-    """A batch to step on."""
-    return ready(from_groups(groups(count, seed=seed), temperature=temperature), made)
+def batch(made: Recipe, seed: int = 0, temperature: float = 1.0, count: int = 4, size: int = 4) -> TrainBatch:
+    """A batch to step on: `count` groups of `size` samples."""
+    return ready(from_groups(groups(count, size, seed), temperature=temperature), made)
 
 
 def trainer(model_dir: Path, *overrides: str, total_steps: int = 10) -> FsdpTrainer:

@@ -21,8 +21,9 @@ def _child(
         if join:
             torch.distributed.init_process_group("gloo")
         answers.put((rank, work(*args), ""))
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
 

@@ -36,6 +36,8 @@ _LAYOUT = {
 _RECIPE = {
     "lr": "trainer.lr",
     "min_lr": "trainer.min_lr_ratio",
+    "decoupled_lr": "trainer.lr",
+    "decoupled_min_lr": "trainer.min_lr_ratio",
     "weight_decay": "trainer.weight_decay",
     "clip_grad": "trainer.clip_grad",
     "adam_beta1": "trainer.beta1",

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from slimecli.errors import SlimeError
@@ -148,5 +149,40 @@ def _experts() -> None:
     dispatcher.maybe_move_tensor_to_cpu = to_host
 
 
-ANSWERS = (_current_device, _random_state, _tensor_type, _synchronize, _streams, _experts, _device_literals)
+def _uneven_collectives() -> None:
+    """all_gather and reduce_scatter of parts of several sizes (expert tensor parallelism), which NCCL does and gloo does
+    not. Goes when gloo does."""
+    gather, scatter = dist.all_gather, dist.reduce_scatter
+
+    def all_gather(parts: list[torch.Tensor], own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if len({p.shape for p in parts}) == 1:
+            return gather(parts, own, group=group, async_op=async_op)
+        parts[dist.get_rank(group)].copy_(own)
+        for rank, part in enumerate(parts):
+            dist.broadcast(part, group=group, group_src=rank)
+        return None
+
+    def reduce_scatter(
+        own: torch.Tensor, parts: list[torch.Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any
+    ) -> Any:
+        if len({p.shape for p in parts}) == 1:
+            return scatter(own, parts, op=op, group=group, **kwargs)
+        joined = torch.cat(parts)
+        dist.all_reduce(joined, op=op, group=group)
+        own.copy_(joined.split([len(p) for p in parts])[dist.get_rank(group)])
+        return None
+
+    dist.all_gather, dist.reduce_scatter = all_gather, reduce_scatter
+
+
+ANSWERS = (
+    _current_device,
+    _random_state,
+    _tensor_type,
+    _synchronize,
+    _streams,
+    _experts,
+    _uneven_collectives,
+    _device_literals,
+)
 """in the order of installing: the function mode comes last, so that it does not see the others being installed"""

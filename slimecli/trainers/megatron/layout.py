@@ -66,6 +66,8 @@ def problems(spec: ModelSpec, layout: Layout) -> list[str]:
         out += _experts(spec, layout)
     if layout.sp and layout.tp == 1:
         out.append("sequence-parallel needs a tensor-model-parallel-size above 1")
+    if spec.moe is not None and layout.tp > 1 and not layout.sp:
+        out.append("tensor parallelism of a model with experts needs sequence-parallel = true")
     return out
 
 

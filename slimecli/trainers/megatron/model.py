@@ -42,6 +42,7 @@ def build_chunks(spec: ModelSpec, settings: Settings, device: torch.device) -> l
             parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
         chunk = _chunk(spec, settings, config, stage if count > 1 else None).to(device)
         _mark_split(chunk)
+        _mark_experts(chunk, settings)
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         chunks.append(chunk)
@@ -68,6 +69,16 @@ def _mark_split(chunk: Any) -> None:
         for parameter in split:
             if not hasattr(parameter, "tensor_model_parallel"):
                 set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
+
+
+def _mark_experts(chunk: Any, settings: Settings) -> None:
+    """Say over which ranks the gradients of experts are summed: those that hold the same expert. megatron-core 0.16
+    overlooks that tensor-parallel ranks may do so too (no expert parallelism, smaller expert tensor parallelism)."""
+    layout = settings.layout
+    as_others = layout.ep == 1 and layout.etp == layout.tp
+    for name, parameter in chunk.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = as_others
 
 
 def padded_vocab(spec: ModelSpec, settings: Settings) -> int:

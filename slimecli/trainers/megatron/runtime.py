@@ -79,6 +79,13 @@ def make_optimizer(chunks: list[Any], settings: Settings) -> Any:
     return get_megatron_optimizer(OptimizerConfig(**settings.optimizer), chunks)
 
 
+def schedule(optimizer: Any, lr: float, weight_decay: float) -> None:
+    """What Megatron-LM's scheduler sets before a step: megatron-core groups parameters and leaves the decay to it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        group["weight_decay"] = weight_decay * group["wd_mult"]
+
+
 @contextlib.contextmanager
 def evaluating(chunks: list[Any]) -> Iterator[None]:
     """Modules in evaluation mode inside."""
@@ -89,6 +96,12 @@ def evaluating(chunks: list[Any]) -> Iterator[None]:
     finally:
         for chunk in chunks:
             chunk.train()
+
+
+def gather_parameters(chunks: list[Any]) -> None:
+    """Collect what the distributed optimizer has changed from the ranks that changed it."""
+    for chunk in chunks:
+        chunk.start_param_sync(force_sync=True)
 
 
 def zero_gradients(chunks: list[Any], optimizer: Any) -> None:

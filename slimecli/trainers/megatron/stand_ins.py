@@ -130,8 +130,6 @@ class _GroupedLinear(_Stateful):
         for i in range(num_gemms):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             config.init_method(weight)
-            # expert weights are reduced over the ranks that hold the same expert, not over all data-parallel ones
-            weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
             set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=self.axis, stride=1)
             self.register_parameter(f"weight{i}", weight)
         self.register_load_state_dict_pre_hook(self._merge_states)

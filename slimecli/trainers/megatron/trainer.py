@@ -62,12 +62,14 @@ class MegatronTrainer:
             self._device,
         )
         self._steps_done = 0
+        self._gathered = True
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> Tensor:
         """[T] float32 log-probability of each trained target; 0 where the loss mask is 0. On the CPU, on every rank."""
+        self._gather()
         if model == "reference":
             if self._reference is None:
                 raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
@@ -112,12 +114,11 @@ class MegatronTrainer:
         self._passes.run(self._chunks, batch, self._temperature(batch), use, forward_only=False)
         runtime.check_gradients(self._chunks, number)
         lr = _optimizer.lr_at(number, self._total_steps, self._section)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        runtime.schedule(self._optimizer, lr, self._section.weight_decay)
         done, norm, _ = self._optimizer.step()
         if not done:
             raise SlimeError(f"optimizer step {number}: Megatron's optimizer refused it", "see the log above")
-        self._steps_done = number
+        self._steps_done, self._gathered = number, False
         metrics = _over_all_ranks(tally)
         loss = metrics.pop("loss")
         means = {k: v if k.endswith("_max") else v / trained for k, v in metrics.items()}
@@ -128,10 +129,12 @@ class MegatronTrainer:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate."""
+        self._gather()
         yield from weights.hf_tensors(self._bare, self._spec, self._publish_dtype)
 
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
+        self._gather()
         checkpoint.save(folder, self._bare, self._optimizer, self._steps_done, self._spec, self._model_dir)
 
     def load(self, folder: Path) -> None:
@@ -146,6 +149,12 @@ class MegatronTrainer:
             torch.cuda.empty_cache()
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Have this rank's whole weights here, which overlap-param-gather puts off until the next training step."""
+        if not self._gathered and self._settings.ddp.get("overlap_param_gather"):
+            runtime.gather_parameters(self._chunks)
+        self._gathered = True
 
     def _temperature(self, batch: TrainBatch) -> float:
         return batch.temperature if self._algorithm.needs_rollout else 1.0
