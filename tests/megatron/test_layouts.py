@@ -17,6 +17,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 
+from slimecli.weights.convert import torch_dist_to_hf
 from tests.megatron.expected import HEADS, WHOLE, Expected
 from tests.megatron.harness import World, run
 from tests.megatron.models import PADDED, config_of, experts_of, tensors_of
@@ -234,30 +235,66 @@ class PluginExpected(Expected):
         yield self.split(f"{core}linear_fc2.weight", self.hf[f"{hf}down_proj.weight"].chunk(size, dim=1)[rank], 1)
 
 
-def load_by_hand(world: World, hf: Path, folder: Path) -> None:
-    """Every shard of this rank, and between the ranks every tensor of the checkpoint."""
+def stage_shards(world: World, hf: Path) -> list[Shard]:
+    """All shards of this rank."""
     expected = PluginExpected(hf)
     count = expected.config["num_hidden_layers"]
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    layers = range(count) if world.pp == 1 else (range(2), range(2, count))[stage]
-    shards = list(expected.shards(layers))
+    shards = list(expected.shards(range(count) if world.pp == 1 else (range(2), range(2, count))[stage]))
     assert len({(s.key, s.global_offset) for s, _ in shards}) == len(shards) > 10
-    # keyed by place: a tensor may be asked for in several pieces
-    state: dict[str, Any] = {f"{s.key}{s.global_offset}": s for s, _ in shards}
+    return shards
+
+
+def place(shard: ShardedTensor) -> str:
+    """A tensor may be asked for in several pieces."""
+    return f"{shard.key}{shard.global_offset}"
+
+
+def is_elsewhere(name: str) -> bool:
+    """Not part of the Megatron model: vision, and a prediction layer's copies of embedding and output layer."""
+    return name.startswith("model.visual.") or name.endswith((".3.embed_tokens.weight", ".3.shared_head.head.weight"))
+
+
+def load_by_hand(world: World, hf: Path, folder: Path) -> None:
+    """Every shard of this rank, and between the ranks every tensor of the checkpoint."""
+    shards = stage_shards(world, hf)
+    state: dict[str, Any] = {place(shard): shard for shard, _ in shards}
     loaded, unused, lacking = dist_checkpointing.load({"model": state}, str(folder), strict="return_all")
     assert not lacking
-    copies = (f"model.layers.{count}.embed_tokens.weight", f"model.layers.{count}.shared_head.head.weight")
-    assert not [k for k in unused if "_extra_state" not in k and k not in copies and not k.startswith("model.visual.")]
+    assert not [key for key in unused if "_extra_state" not in key and not is_elsewhere(key)]
     for shard, tensor in shards:
-        found = loaded["model"][f"{shard.key}{shard.global_offset}"]
+        found = loaded["model"][place(shard)]
         assert found.dtype == tensor.dtype, shard.key
         assert torch.equal(found, tensor), shard.key
 
 
+def save_by_hand(world: World, hf: Path, folder: Path) -> None:
+    """A checkpoint by megatron-core's own writer."""
+    shards = stage_shards(world, hf)
+    for shard, tensor in shards:
+        shard.data.copy_(tensor)
+    state = {"model": {place(shard): shard for shard, _ in shards}, "iteration": 1}
+    dist_checkpointing.save(state, str(folder), content_metadata={"non_homogeneous_layers": True})
+
+
+MOE = ("minimax_m2", "qwen3_next", "qwen3_5_moe", "glm_moe_dsa")
 CASES = [(family, world) for family in ("glm4", "qwen3_5") for world in (TP2, PP2)]
-CASES += [(f, w) for f in ("minimax_m2", "qwen3_next", "qwen3_5_moe", "glm_moe_dsa") for w in (TP2, PP2, EP2)]
+CASES += [(family, world) for family in MOE for world in (TP2, PP2, EP2)]
 
 
 @pytest.mark.parametrize(("family", "world"), CASES, ids=lambda v: str(v))
 def test_megatron_loads_the_shards_of_slimes_own_modules(hub, converted, family, world):
     run(world, load_by_hand, hub(family), converted(family))
+
+
+@pytest.mark.parametrize(("family", "world"), [("glm4", TP2), ("qwen3_5", PP2), *((f, EP2) for f in MOE)], ids=str)
+def test_such_checkpoints_convert_back(tmp_path, hub, family, world):
+    folder = tmp_path / "iter_0000001"
+    folder.mkdir()
+    run(world, save_by_hand, hub(family), folder)
+    torch_dist_to_hf(folder, tmp_path / "back", like=hub(family))
+    back, theirs = tensors_of(tmp_path / "back"), tensors_of(hub(family))
+    assert back.keys() == {name for name in theirs if not is_elsewhere(name)}
+    for name, tensor in back.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
