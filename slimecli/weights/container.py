@@ -164,10 +164,10 @@ def find_tensor(pread: Callable[[int, int], bytes], length: int) -> Place:
         (_, dtype, key, _, _), offset, shape, strides, *_ = _Reader(io.BytesIO(pread(size, start))).load()
         root = next(k for k in records if k.endswith("/data.pkl")).removesuffix("data.pkl")
         if records.get(f"{root}byteorder") and pread(6, _bytes_of(pread, *records[f"{root}byteorder"])[0]) != b"little":
-            raise ValueError("its bytes are in the wrong order")
+            raise ValueError("its bytes are in another order")
         start, size = _bytes_of(pread, *records[f"{root}data/{key}"])
-    except (struct.error, StopIteration, KeyError, TypeError, IndexError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"no container of a tensor: {type(error).__name__} {error}") from None
+    except (struct.error, StopIteration, LookupError, TypeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"no container of a tensor: {error or type(error).__name__}") from None
     wanted = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     kept = [i for i, n in enumerate(shape) if n != 1]
     if [strides[i] for i in kept] != [wanted[i] for i in kept]:
@@ -184,7 +184,7 @@ def _directory(pread: Callable[[int, int], bytes], length: int) -> dict[str, tup
     tail = pread(length - first, first)
     place = tail.rfind(b"PK\x05\x06")
     if place < 0:
-        raise ValueError("no container of a tensor: it does not end as one")
+        raise ValueError("it does not end as one")
     count, size, start = _END.unpack_from(tail, place)[4:7]
     wide = tail.rfind(b"PK\x06\x06", 0, place)
     if wide >= 0:

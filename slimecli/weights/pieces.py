@@ -115,10 +115,10 @@ def cut(shape: Shape, itemsize: int) -> Iterator[tuple[Shape, Shape]]:
     if inner > PIECE:
         for index in range(shape[axis]):
             for offset, block in cut(shape[axis + 1 :], itemsize):
-                yield (*shape[:axis], index, *offset)[-len(shape) :], (*(1,) * (axis + 1), *block)
+                yield (*(0,) * axis, index, *offset), (*(1,) * (axis + 1), *block)
         return
     # pieces of equal size, rather than full ones and a small rest
-    count = -(-total // PIECE)
+    count = -(-shape[axis] // (PIECE // inner))
     step = -(-shape[axis] // count)
     for start in range(0, shape[axis], step):
         offset = tuple(start if i == axis else 0 for i in range(len(shape)))
