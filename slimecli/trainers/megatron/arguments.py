@@ -1,28 +1,29 @@
 """Recipe + model -> everything megatron-core is configured with, each forced value with its reason.
 
-Names in `[megatron]` are Megatron-LM's flags, with dashes or underscores. They are checked against the fields that the
-installed megatron-core has, read from its source: neither torch nor Megatron is imported, so `slime plan` can do it.
+Names in `[megatron]` are Megatron-LM's flags, with dashes or underscores. Neither torch nor Megatron is imported, so
+`slime plan` can do it.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from slimecli.errors import UsageError, nearest
 from slimecli.model_specs import ModelSpec
 from slimecli.recipe import Recipe
+from slimecli.static import hook_problem
+from slimecli.trainers.megatron.fields import known_fields, type_problem
 from slimecli.trainers.megatron.layout import Layout, problems
 
 _LAYOUT = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "virtual_pipeline_model_parallel_size": "vpp",
+    "num_virtual_stages_per_pipeline_rank": "vpp",
+    "num_layers_per_virtual_pipeline_stage": "",
     "context_parallel_size": "cp",
     "expert_model_parallel_size": "ep",
     "expert_tensor_parallel_size": "etp",
@@ -32,7 +33,7 @@ _LAYOUT = {
     "num_layers_in_first_pipeline_stage": "first_layers",
     "num_layers_in_last_pipeline_stage": "last_layers",
 }
-"""flag -> Layout field"""
+"""flag -> Layout field; empty: computed from it"""
 _RECIPE = {
     "lr": "trainer.lr",
     "min_lr": "trainer.min_lr_ratio",
@@ -55,16 +56,43 @@ _RECIPE = {
     "lr_warmup_iters": "trainer.warmup_steps",
 }
 """flag -> where the recipe says it"""
-_SOURCES = {
-    "transformer": (
-        ("transformer/transformer_config.py", ("TransformerConfig", "MLATransformerConfig")),
-        ("model_parallel_config.py", ("ModelParallelConfig",)),
-    ),
-    "ddp": (("distributed/distributed_data_parallel_config.py", ("DistributedDataParallelConfig",)),),
-    "optimizer": (("optimizer/optimizer_config.py", ("OptimizerConfig",)),),
+FROM_MODEL = frozenset(
+    {
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "gated_linear_unit", "add_bias_linear"),
+        *("add_qkv_bias", "qk_layernorm", "rotary_interleaved", "multi_latent_attention", "q_lora_rank"),
+        *("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rotary_base", "rope_type"),
+        *("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
+        *("mscale_all_dim", "num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk"),
+        *("moe_router_score_function", "moe_router_pre_softmax", "moe_router_topk_scaling_factor"),
+        *("moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias"),
+        *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+    }
+)
+"""TransformerConfig fields that follow from the ModelSpec, so that weights fit"""
+_ALIASES = {
+    "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
+    "bias_gelu_fusion": "bias_activation_fusion",
+    "bias_swiglu_fusion": "bias_activation_fusion",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "rope_fusion": "apply_rope_fusion",
 }
-"""which dataclasses of megatron-core the arguments go to"""
-_ALIASES = {"num_layers_per_virtual_pipeline_stage": "virtual_pipeline_model_parallel_size"}
+"""Megatron-LM's flag -> megatron-core's field, where they differ"""
+DEFAULTS: tuple[tuple[str, Any, str], ...] = (
+    ("use_distributed_optimizer", True, "optimizer state is divided over data-parallel processes"),
+    ("grad_reduce_in_fp32", True, "gradients are added up in float32 whatever the weights are"),
+    ("moe_token_dispatcher_type", "alltoall", "micro-batches differ in length, which `allgather` cannot have"),
+)
+"""(field, value, reason) of what slime sets unless [megatron] says otherwise"""
+NEEDS_GPU = (
+    *("tp_comm_overlap", "gradient_accumulation_fusion", "optimizer_cpu_offload", "cpu_offloading"),
+    *("cuda_graph_impl", "enable_cuda_graph", "nccl_ub", "use_precision_aware_optimizer"),
+)
+NEEDS_TRANSFORMER_ENGINE = (
+    *("fp8", "fp4", "tp_comm_overlap", "cpu_offloading", "use_te_rng_tracker", "moe_permute_fusion"),
+    *("moe_router_fusion", "use_te_activation_func", "fine_grained_activation_offloading"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,58 +112,160 @@ class Settings:
     """(field, value, reason) of what the backend decides"""
 
 
+@dataclass(frozen=True)
+class _Reading:
+    given: Mapping[str, Any]
+    layer_spec: str
+    layout: Layout
+    forced: list[tuple[str, Any, str]]
+    errors: list[str]
+
+
+def problems_of(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[str]:
+    """All errors of `[megatron]`: an unknown name with the nearest, a value that belongs to the recipe or the model, or
+    that the others contradict, a layout that the model cannot be divided into."""
+    return _read(recipe, spec, on_gpu).errors
+
+
 def settings_of(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> Settings:
-    """All errors of `[megatron]` at once, or the settings.
+    """What the trainer is built from. Raises UsageError with all that `problems_of` finds."""
+    reading = _read(recipe, spec, on_gpu)
+    if reading.errors:
+        raise UsageError("; ".join(reading.errors), "`docs/megatron.md` lists what [megatron] takes")
+    parts: dict[str, dict[str, Any]] = {
+        "transformer": _transformer(recipe, on_gpu),
+        "ddp": {},
+        "optimizer": _optimizer(recipe, on_gpu),
+    }
+    values = {name: value for name, value, _ in DEFAULTS}
+    values |= {name: value for name, value in reading.given.items() if name not in _LAYOUT}
+    values |= {name: value for name, value, _ in reading.forced} | _layout_fields(reading.layout)
+    for part, known in known_fields().items():
+        parts[part] |= {name: value for name, value in values.items() if name in known}
+    return Settings(layout=reading.layout, layer_spec=reading.layer_spec, forced=tuple(reading.forced), **parts)
 
-    Raises UsageError: an unknown name with the nearest, a value that belongs to the recipe or the model, a layout that
-    the model cannot be divided into.
-    """
-    given = {_ALIASES.get(k, k): v for k, v in ((k.replace("-", "_"), v) for k, v in recipe.megatron.items())}
+
+def _read(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> _Reading:
+    given, errors = _arguments(recipe, spec)
     layer_spec = str(given.pop("spec", ""))
-    errors = _name_errors(given, spec)
+    if layer_spec:
+        problem = hook_problem(layer_spec)
+        errors += [f"[megatron] spec = {problem}"] if problem else []
+    elif what := _lacking(spec):
+        errors.append(f"{spec.name} has {what}, which needs trainer.backend = 'fsdp' or an own [megatron] spec")
+    layout = Layout(world=recipe.trainer.processes)
     if not errors:
-        layout = _layout(given, recipe.trainer.processes)
-        errors = problems(spec, layout)
-    if errors:
-        raise UsageError("; ".join(errors), "`docs/megatron.md` lists what [megatron] takes")
+        layout, errors = _layout(given, recipe.trainer.processes, spec)
     forced = _forced(layout, spec, on_gpu)
-    fields = _fields()
-    parts: dict[str, dict[str, Any]] = {"transformer": _transformer(recipe, on_gpu), "ddp": {}, "optimizer": {}}
-    parts["ddp"] |= {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
-    parts["optimizer"] |= {**_optimizer(recipe, on_gpu), "use_distributed_optimizer": True}
-    for name, value in given.items():
-        if name not in _LAYOUT:
-            for part, known in fields.items():
-                if name in known:
-                    parts[part][name] = value
-    for name, value, reason in forced:
-        if name in given and given[name] != value:
-            raise UsageError(f"[megatron] {name} = {given[name]!r}: {reason}", f"leave it out, slime sets {value!r}")
-        for part, known in fields.items():
-            if name in known:
-                parts[part][name] = value
-    parts["transformer"] |= _layout_fields(layout)
-    return Settings(layout=layout, layer_spec=layer_spec, forced=tuple(forced), **parts)
+    if not errors:
+        errors = [*problems(spec, layout), *_contradictions(given, recipe, on_gpu)]
+        errors += [
+            f"[megatron] {name} = {given[name]!r}: slime sets {value!r}, since {reason}; leave it out"
+            for name, value, reason in forced
+            if name in given and given[name] != value
+        ]
+    return _Reading(given, layer_spec, layout, forced, errors)
 
 
-def _name_errors(given: Mapping[str, Any], spec: ModelSpec) -> list[str]:
+def _arguments(recipe: Recipe, spec: ModelSpec) -> tuple[dict[str, Any], list[str]]:
+    """([megatron] by megatron-core's field names, what is wrong with single arguments)."""
     model = {k.replace("-", "_") for k in spec.megatron_args()}
-    known = set(_LAYOUT) | set(_ALIASES) | {n for names in _fields().values() for n in names}
-    out = []
-    for name in given:
+    known = {n for names in known_fields().values() for n in names} | set(_LAYOUT) | set(_ALIASES) | {"spec"}
+    given: dict[str, Any] = {}
+    errors = []
+    for said, stated in recipe.megatron.items():
+        name, value = said.removeprefix("--").replace("-", "_"), stated
+        if name not in known and name.removeprefix("no_") in known and value is True:
+            name, value = name.removeprefix("no_"), False
+        if name == "recompute_activations":
+            name, value = "recompute_granularity", "selective"
+        field = _ALIASES.get(name, name)
         if name in _RECIPE:
-            out.append(f"[megatron] {name}: the recipe says that in {_RECIPE[name]}")
-        elif name in model and not name.startswith("moe_"):
-            out.append(f"[megatron] {name}: it follows from the model ({spec.name})")
+            errors.append(f"[megatron] {said}: the recipe says that in {_RECIPE[name]}")
+        elif field in FROM_MODEL or (name in model and not name.startswith("moe_")):
+            errors.append(f"[megatron] {said}: it follows from the model ({spec.name})")
         elif name not in known:
-            out.append(f"[megatron] {name} is no argument of the installed megatron-core{nearest(name, sorted(known))}")
-    return out
+            flags = sorted(k.replace("_", "-") if "-" in said else k for k in known)
+            errors.append(f"[megatron] {said} is no argument of the installed megatron-core{nearest(said, flags)}")
+        elif field in given:
+            errors.append(f"[megatron] {said}: {field} is given twice")
+        else:
+            given[field] = value
+            problem = _size_problem(field, value) if field in _LAYOUT else type_problem(field, value)
+            errors += [problem] if problem else []
+    return given, errors
 
 
-def _layout(given: Mapping[str, Any], world: int) -> Layout:
-    sizes = {_LAYOUT[k]: v for k, v in given.items() if k in _LAYOUT and v is not None}
+def _size_problem(field: str, value: Any) -> str:
+    if field == "sequence_parallel":
+        return "" if isinstance(value, bool) else f"[megatron] {field} = {value!r}: it takes true or false"
+    is_size = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return "" if is_size else f"[megatron] {field} = {value!r}: it takes a whole number above 0"
+
+
+def _lacking(spec: ModelSpec) -> str:
+    """What a model has that slime's layers for megatron-core have not; empty: nothing."""
+    if spec.linear:
+        return "gated-delta layers"
+    if spec.indexer:
+        return "a sparse-attention indexer"
+    if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize:
+        return "unnormalised sigmoid routing"
+    return "an output gate on attention" if spec.gated else ""
+
+
+def _layout(given: Mapping[str, Any], world: int, spec: ModelSpec) -> tuple[Layout, list[str]]:
+    sizes = {_LAYOUT[k]: v for k, v in given.items() if _LAYOUT.get(k)}
     sizes.setdefault("etp", sizes.get("tp", 1))
-    return Layout(world=world, **sizes)
+    per_chunk = given.get("num_layers_per_virtual_pipeline_stage")
+    if per_chunk:
+        per_stage = spec.layers // sizes.get("pp", 1)
+        if "vpp" in sizes or per_stage % per_chunk:
+            return Layout(world=world), [
+                f"[megatron] num_layers_per_virtual_pipeline_stage = {per_chunk}: a stage has {per_stage} layers; "
+                "give a divisor of that, and no other number of chunks"
+            ]
+        sizes["vpp"] = per_stage // per_chunk
+    return Layout(world=world, **sizes), []
+
+
+def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> Iterator[str]:
+    """Arguments that megatron-core would refuse, or ignore, once all processes have started."""
+    granularity = given.get("recompute_granularity")
+    details = [n for n in ("recompute_method", "recompute_num_layers") if n in given]
+    if granularity and recipe.trainer.activation_checkpointing:
+        yield "[megatron] recompute_granularity and trainer.activation_checkpointing = true: keep one of them"
+    elif granularity == "full" and len(details) < 2:
+        yield (
+            "[megatron] recompute_granularity = 'full' needs recompute_method ('uniform' or 'block') and "
+            "recompute_num_layers"
+        )
+    elif granularity != "full" and details:
+        yield f"[megatron] {details[0]} has no effect without recompute_granularity = 'full'"
+    if "recompute_modules" in given and granularity != "selective":
+        yield "[megatron] recompute_modules has no effect without recompute_granularity = 'selective'"
+    if given.get("overlap_param_gather") and not given.get("overlap_grad_reduce"):
+        yield "[megatron] overlap_param_gather needs overlap_grad_reduce = true"
+    if given.get("overlap_param_gather") and not given.get("use_distributed_optimizer", True):
+        yield "[megatron] overlap_param_gather needs use_distributed_optimizer = true"
+    if given.get("distribute_saved_activations") and given.get("sequence_parallel"):
+        yield "[megatron] distribute_saved_activations and sequence_parallel: keep one of them"
+    if given.get("moe_token_dispatcher_type") == "allgather":
+        yield "[megatron] moe_token_dispatcher_type = 'allgather': micro-batches differ in length; take 'alltoall'"
+    if given.get("moe_enable_deepep") and given.get("moe_token_dispatcher_type") != "flex":
+        yield "[megatron] moe_enable_deepep needs moe_token_dispatcher_type = 'flex'"
+    if given.get("fp8") and given.get("fp4"):
+        yield "[megatron] fp8 and fp4: keep one of them"
+    wanted = [name for name, value in given.items() if value and value != "none"]
+    if not on_gpu:
+        yield from (f"[megatron] {name} needs a GPU, and there is none here" for name in wanted if name in NEEDS_GPU)
+        return
+    if importlib.util.find_spec("transformer_engine") is None:
+        missing = (name for name in wanted if name in NEEDS_TRANSFORMER_ENGINE)
+        yield from (f"[megatron] {name} needs Transformer Engine, which is not installed" for name in missing)
+        fused = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+        if given.get("gradient_accumulation_fusion") and not fused:
+            yield "[megatron] gradient_accumulation_fusion needs Transformer Engine or Apex; neither is installed"
 
 
 def _layout_fields(layout: Layout) -> dict[str, Any]:
@@ -189,8 +319,6 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))
     elif layout.pp > 1:
         out.append(("variable_seq_lengths", True, "packed micro-batches differ in length"))
-    if spec.moe is not None or layout.pp > 1:
-        out.append(("moe_token_dispatcher_type", "alltoall", "micro-batches differ in length"))
     if not on_gpu:
         reason = "there is no GPU"
         off = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion")
@@ -198,32 +326,3 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         out += [("overlap_p2p_comm", False, reason), ("batch_p2p_comm", False, reason)]
         out.append(("use_cpu_initialization", True, reason))
     return out
-
-
-@cache
-def _fields() -> dict[str, frozenset[str]]:
-    """Part of Settings -> names of the dataclass fields that the installed megatron-core has for it."""
-    root = megatron_folder()
-    out: dict[str, frozenset[str]] = {}
-    for part, sources in _SOURCES.items():
-        names: set[str] = set()
-        for file, classes in sources:
-            tree = ast.parse((root / file).read_text(encoding="utf-8"))
-            for node in tree.body:
-                if isinstance(node, ast.ClassDef) and node.name in classes:
-                    names |= {
-                        n.target.id
-                        for n in node.body
-                        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-                    }
-        out[part] = frozenset(names)
-    return out
-
-
-def megatron_folder() -> Path:
-    """Where the installed megatron-core lies."""
-    found = importlib.util.find_spec("megatron")
-    for place in found.submodule_search_locations or () if found else ():
-        if (Path(place) / "core" / "model_parallel_config.py").is_file():
-            return Path(place) / "core"
-    raise UsageError("megatron-core is not installed", 'pip install "slimecli[megatron]"')

@@ -56,9 +56,11 @@ def problems(spec: ModelSpec, layout: Layout) -> list[str]:
             f"trainer.processes = {layout.world} is not a multiple of TP x PP x CP = {per_model}; {near} would be"
         )
     elif (layout.world // layout.pp) % (layout.ep * layout.etp):
+        stage = layout.world // layout.pp
+        near = nearest_sizes(layout.ep, lambda n: stage % (n * layout.etp) == 0, stage)
         out.append(
-            f"EP x ETP = {layout.ep * layout.etp} does not divide the {layout.world // layout.pp} processes of a "
-            "pipeline stage"
+            f"expert-model-parallel-size {layout.ep} x expert-tensor-parallel-size {layout.etp} does not divide the "
+            f"{stage} processes of a pipeline stage; {near} x {layout.etp} does"
         )
     out += _tensor(spec, layout)
     out += _pipeline(spec, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ from slimecli.trainers.megatron.arguments import Settings
 def build_chunks(spec: ModelSpec, settings: Settings, device: torch.device) -> list[Any]:
     """The model chunks of this rank (one, or several with interleaved pipelining), uninitialised.
 
-    Process groups must have been made. Raises UsageError for what megatron-core cannot express.
+    Process groups must have been made.
     """
-    _refuse(spec)
     from megatron.core import parallel_state, tensor_parallel
 
     if not _has_transformer_engine():
@@ -91,37 +91,27 @@ def make_config(spec: ModelSpec, settings: Settings) -> Any:
     """megatron-core's TransformerConfig."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    numbers = {**_numbers(spec), **_dtypes(settings.transformer)}
+    numbers = {**_numbers(spec), **_objects(settings.transformer)}
     return (MLATransformerConfig if spec.mla else TransformerConfig)(**numbers)
-
-
-def _refuse(spec: ModelSpec) -> None:
-    what = (
-        "gated-delta layers"
-        if spec.linear
-        else "a sparse-attention indexer"
-        if spec.indexer
-        else "unnormalised sigmoid routing"
-        if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize
-        else "an output gate on attention"
-        if spec.gated
-        else ""
-    )
-    if what:
-        raise UsageError(
-            f"{spec.name} has {what}, which the Megatron backend does not train",
-            'set trainer.backend = "fsdp", or bring an own layer spec: [megatron] spec = "module:function"',
-        )
 
 
 def _has_transformer_engine() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None
 
 
-def _dtypes(fields: Any) -> dict[str, Any]:
-    """Settings name dtypes; megatron-core wants objects."""
-    named = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-    return {k: getattr(torch, v) if k in named and isinstance(v, str) else v for k, v in fields.items()}
+def _objects(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings name dtypes and kernels; megatron-core wants objects."""
+    from megatron.core.transformer.enums import AttnBackend
+
+    dtypes = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+    found = {k: getattr(torch, v) if k in dtypes and isinstance(v, str) else v for k, v in fields.items()}
+    kernel = found.get("attention_backend")
+    if isinstance(kernel, str):
+        names = [b.name for b in AttnBackend]
+        if kernel not in names:
+            raise UsageError(f"[megatron] attention_backend = {kernel!r}", f"one of {', '.join(names)}")
+        found["attention_backend"] = AttnBackend[kernel]
+    return found
 
 
 def _numbers(spec: ModelSpec) -> dict[str, Any]:

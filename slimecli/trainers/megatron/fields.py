@@ -1,0 +1,98 @@
+"""The arguments that the installed megatron-core takes, by name and type.
+
+Read from its source: neither torch nor Megatron is imported, so `slime plan` can do it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slimecli.errors import UsageError
+
+_SOURCES = {
+    "transformer": (
+        ("transformer/transformer_config.py", ("TransformerConfig", "MLATransformerConfig")),
+        ("model_parallel_config.py", ("ModelParallelConfig",)),
+    ),
+    "ddp": (("distributed/distributed_data_parallel_config.py", ("DistributedDataParallelConfig",)),),
+    "optimizer": (("optimizer/optimizer_config.py", ("OptimizerConfig",)),),
+}
+"""part of Settings -> the dataclasses of megatron-core that its arguments go to"""
+_KINDS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
+_NAMED = ("AttnBackend", "CudaGraphScope", "PipelineParallelLayerLayout")
+"""enumerations of megatron-core; a recipe gives the name"""
+
+
+@cache
+def known_fields() -> Mapping[str, Mapping[str, ast.expr]]:
+    """Part of Settings -> field -> its type, as written."""
+    root = megatron_folder()
+    out: dict[str, dict[str, ast.expr]] = {}
+    for part, sources in _SOURCES.items():
+        out[part] = {}
+        for file, classes in sources:
+            tree = ast.parse((root / file).read_text(encoding="utf-8"))
+            bodies = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name in classes]
+            for node in (n for body in bodies for n in body if isinstance(n, ast.AnnAssign)):
+                if isinstance(node.target, ast.Name):
+                    out[part][node.target.id] = node.annotation
+    return out
+
+
+def megatron_folder() -> Path:
+    """Where the installed megatron-core lies."""
+    found = importlib.util.find_spec("megatron")
+    for place in found.submodule_search_locations or () if found else ():
+        if (Path(place) / "core" / "model_parallel_config.py").is_file():
+            return Path(place) / "core"
+    raise UsageError("trainer.backend = 'megatron': megatron-core is not installed", 'pip install "slimecli[megatron]"')
+
+
+def type_problem(name: str, value: Any) -> str:
+    """Why a value cannot be that of a field; empty if it can, or if no such field is known."""
+    kinds = [fields[name] for fields in known_fields().values() if name in fields]
+    if not kinds or any(_fits(kind, value) for kind in kinds):
+        return ""
+    if all(_is_object(kind) for kind in kinds):
+        return f"[megatron] {name} takes a Python object, which no recipe can give"
+    return f"[megatron] {name} = {value!r}: it takes {_said(kinds[0])}"
+
+
+def _fits(kind: ast.expr, value: Any) -> bool:
+    if isinstance(kind, ast.Name):
+        if kind.id in _NAMED:
+            return isinstance(value, str)
+        # True is an int to Python, and an accident in a recipe
+        return isinstance(value, _KINDS.get(kind.id, ())) and (kind.id == "bool" or not isinstance(value, bool))
+    if isinstance(kind, ast.Constant):
+        return value is None and kind.value is None
+    if not isinstance(kind, ast.Subscript):
+        return False
+    outer = ast.unparse(kind.value)
+    inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+    if outer == "Literal":
+        return value in [ast.literal_eval(x) for x in inner]
+    if outer in ("Optional", "Union"):
+        return (value is None and outer == "Optional") or any(_fits(x, value) for x in inner)
+    if outer.lower() == "list":
+        return isinstance(value, list) and all(_fits(inner[0], x) for x in value)
+    return outer.lower() == "tuple" and isinstance(value, list)
+
+
+def _is_object(kind: ast.expr) -> bool:
+    return any(word in ast.unparse(kind) for word in ("Callable", "dtype", "ContextManager", "RecipeConfig"))
+
+
+def _said(kind: ast.expr) -> str:
+    """A type as people read it."""
+    text = ast.unparse(kind)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    if text.startswith("Literal["):
+        return "one of " + text[len("Literal[") : -1]
+    return {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}.get(text, text)
