@@ -43,6 +43,16 @@ def test_sync():
     assert result["ratio"] > 1, "a sync cannot be quicker than a plain copy of the same bytes"
 
 
+def test_convert():
+    """Without Megatron's Python there is no model to instantiate, and the result says so."""
+    result, table = smoke("convert")
+    assert result["compared"] is False and result["memory_of_instantiating"] is None
+    assert set(result["sides"]) == {"copy", "to torch_dist, unverified", "to torch_dist", "to hf, unverified", "to hf"}
+    assert all(side["seconds"] > 0 and side["peak_gb"] < 1.0 for side in result["sides"].values())
+    assert result["ratio"] == min(s["of_copy_speed"] for n, s in result["sides"].items() if n != "copy")
+    assert "to torch_dist" in table
+
+
 def test_cli_startup():
     result, _ = smoke("cli_startup")
     assert result["against"] == "python -c pass"
