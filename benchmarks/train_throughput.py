@@ -120,7 +120,7 @@ def make_batch(work: Work) -> Any:
     """A TrainBatch as the loop hands it to the trainer."""
     from slimecli.algos import algorithm
     from slimecli.batch import from_groups, weigh
-    from slimecli.recipe_sections import AlgoSection
+    from slimecli.recipe_algo import AlgoSection
 
     batch = from_groups(make_groups(work), temperature=1.0)
     batch = batch.replace(advantages=algorithm("grpo").advantages(batch, AlgoSection()))

@@ -24,19 +24,24 @@ def load_hook(path: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
         path: one of the three forms above.
         parameters: names of what it will be given, in order; for the check and for the error text.
     """
-    module_name, function_name = _split(path)
-    module = _load_file(Path(module_name), path) if module_name.endswith(".py") else _load_module(module_name, path)
-    names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    if not hasattr(module, function_name):
-        raise UsageError(
-            f"{path!r}: {module_name} has no {function_name!r}{nearest(function_name, names)}",
-            f"it defines: {', '.join(names) or 'nothing callable'}",
-        )
-    function = getattr(module, function_name)
+    function = load_object(path)
     if not callable(function):
         raise UsageError(f"{path!r} is a {type(function).__name__}, not a function", _FORMS)
     _check_signature(function, path, parameters)
     return function  # type: ignore[no-any-return]
+
+
+def load_object(path: str) -> Any:
+    """Import whatever a user's path names, in one of the three forms above."""
+    module_name, name = _split(path)
+    module = _load_file(Path(module_name), path) if module_name.endswith(".py") else _load_module(module_name, path)
+    names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    if not hasattr(module, name):
+        raise UsageError(
+            f"{path!r}: {module_name} has no {name!r}{nearest(name, names)}",
+            f"it defines: {', '.join(names) or 'nothing callable'}",
+        )
+    return getattr(module, name)
 
 
 def _split(path: str) -> tuple[str, str]:

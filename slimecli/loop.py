@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from slimecli.algos import Algorithm
 from slimecli.batch import TrainBatch, from_groups, split_steps, weigh
 from slimecli.clock import Clock
-from slimecli.errors import GateError, InterruptedRunError
+from slimecli.errors import DataError, GateError, InterruptedRunError
 from slimecli.observe.gates import check_gates
 from slimecli.protocols import Trainer
 from slimecli.recipe import Recipe
+from slimecli.recipe_algo import AlgoSection
 from slimecli.rollout.collect import Collection
 from slimecli.rundir import RunDir
 from slimecli.types import Group, StepStats
@@ -85,14 +88,16 @@ def learn(parts: Parts, step: int, collection: Collection) -> dict[str, Any]:
             parts.record(step, collection)
         stats = [parts.trainer.step(mini) for mini in minis]
         parts.clock.tokens(sum(mini.num_tokens for mini in minis))
-    return train_metrics(stats) | (first_step_check(stats[0]) if step == 1 else {})
+    return train_metrics(stats) | (first_step_check(stats[0], parts.recipe.algo) if step == 1 else {})
 
 
 def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
     """Mini-batches with all that the loss needs: log-probs as asked for, advantages, weights."""
     recipe, trainer = parts.recipe, parts.trainer
     batch = from_groups(groups, temperature=recipe.rollout.temperature, reward_key=recipe.reward.key)
-    if recipe.trainer.steps_per_rollout > 1:
+    if recipe.algo.old_log_probs == "engine" and parts.algorithm.needs_rollout:
+        batch = batch.replace(old_log_probs=engine_log_probs(batch))
+    elif recipe.algo.recomputes(recipe.trainer.steps_per_rollout):
         batch = batch.replace(old_log_probs=trainer.log_probs(batch))
     if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
         batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
@@ -100,6 +105,16 @@ def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
     length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
     minis = split_steps(batch, recipe.trainer.steps_per_rollout)
     return [weigh(mini, recipe.algo.aggregation, length) for mini in minis]
+
+
+def engine_log_probs(batch: TrainBatch) -> Tensor:
+    """[T] what the engine said of each trained token."""
+    if batch.rollout_log_probs is None:
+        raise DataError(
+            "algo.old_log_probs = 'engine', but the samples carry no rollout_log_probs",
+            "let the generate function return them, or set algo.old_log_probs to recompute",
+        )
+    return batch.rollout_log_probs
 
 
 def publish(parts: Parts, version: int) -> dict[str, Any]:
@@ -146,6 +161,10 @@ def train_metrics(stats: list[StepStats]) -> dict[str, Any]:
     }
 
 
-def first_step_check(first: StepStats) -> dict[str, float]:
-    """Before anything is learnt, policy, old policy and reference are the same weights: both KLs must vanish."""
-    return {"train/first_step_kl": max(abs(first.metrics.get(k, 0.0)) for k in ("kl", "ppo_kl"))}
+def first_step_check(first: StepStats, algo: AlgoSection) -> dict[str, float]:
+    """Before anything is learnt, policy, old policy and reference are the same weights: both KLs must vanish.
+
+    Where the engine speaks for the old policy, the log-prob gap says how far it is away.
+    """
+    names = ("kl",) if algo.old_log_probs == "engine" else ("kl", "ppo_kl")
+    return {"train/first_step_kl": max(abs(first.metrics.get(k, 0.0)) for k in names)}

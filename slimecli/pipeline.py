@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from slimecli.recipe import Recipe
+from slimecli.recipe_algo import AlgoSection
 from slimecli.rundir import RunDir
 from slimecli.stage import Stage
 
@@ -16,7 +17,6 @@ def sft_recipe(recipe: Recipe) -> Recipe:
     sft = recipe.sft
     changes: dict[str, dict[str, Any]] = {
         "rollout": {"batch_size": sft.batch_size, "n_samples_per_prompt": 1, "temperature": 1.0, "dynamic_filter": ""},
-        "algo": {"name": "sft", "aggregation": "token", "kl_coef": 0.0, "entropy_coef": 0.0},
         "trainer": {
             "global_batch_size": sft.batch_size,
             "steps_per_rollout": 1,
@@ -30,6 +30,7 @@ def sft_recipe(recipe: Recipe) -> Recipe:
         "checkpoint": {"interval": max(recipe.checkpoint.interval, -(-sft.steps // 4)), "keep": 1},
     }
     sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
+    sections["algo"] = AlgoSection(name="sft", aggregation="token")
     return recipe.model_copy(update={**sections, "steps": sft.steps, "title": "SFT stage"})
 
 

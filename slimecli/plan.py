@@ -7,7 +7,8 @@ from typing import Any
 
 from slimecli import env
 from slimecli.errors import RecipeError
-from slimecli.plan_checks import all_problems, count_data, model_spec
+from slimecli.plan_algo import algorithm_warnings
+from slimecli.plan_checks import all_problems, count_data
 from slimecli.plan_machine import Machine, measure, this_machine
 from slimecli.plan_numbers import (
     Value,
@@ -20,6 +21,7 @@ from slimecli.plan_numbers import (
     trainer_bytes,
     work_values,
 )
+from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 
@@ -133,7 +135,7 @@ def shared_memory_problems(recipe: Recipe, machine: Machine, published: int) -> 
 
 def warnings(recipe: Recipe, machine: Machine, engines: int) -> list[str]:
     """What deserves a look."""
-    found = []
+    found = algorithm_warnings(recipe)
     threads = recipe.trainer.processes * recipe.trainer.threads + engines * recipe.engine.threads
     # trainer and engines take turns, so only the larger of the two has to fit
     busiest = max(recipe.trainer.processes * recipe.trainer.threads, engines * recipe.engine.threads)

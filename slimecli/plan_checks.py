@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,10 @@ from pathlib import Path
 from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
-from slimecli.model_specs import ModelSpec, from_config, get_spec
+from slimecli.model_specs import ModelSpec
+from slimecli.plan_algo import check_algorithm
+from slimecli.plan_megatron import check_megatron
+from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
@@ -156,21 +158,6 @@ def _check_counts(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def model_spec(recipe: Recipe, run: RunDir | None) -> ModelSpec:
-    """The shape of the recipe's model, from the run's own copy, a local config.json or the registry.
-
-    Raises SlimeError when none of them tells.
-    """
-    model = recipe.model
-    folders = [run.model_dir] if run is not None else []
-    folders += [Path(model.path).expanduser()] if model.path else []
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            return from_config(files.read_json(folder / "config.json"), name=model.name or folder.name)
-    spec = get_spec(model.name)
-    return dataclasses.replace(spec, vocab=model.tokenizer_vocab) if model.tokenizer_vocab else spec
-
-
 def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Where the model comes from, and whether the context fits it."""
     model = recipe.model
@@ -229,9 +216,10 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Registry names and own functions."""
     keep = recipe.rollout.dynamic_filter
     is_path = ":" in keep or "." in keep
+    own_algorithm = ":" in recipe.algo.name or "." in recipe.algo.name
     reward = "" if recipe.reward.path else recipe.reward.type.removeprefix("boxed_")
     named = (
-        ("algo.name", recipe.algo.name, "slimecli.algos", "ALGORITHMS"),
+        ("algo.name", "" if own_algorithm else recipe.algo.name, "slimecli.algos", "ALGORITHMS"),
         ("reward.type", reward, "slimecli.data_tools.rewards", "REWARDS"),
         ("rollout.dynamic_filter", "" if is_path else keep, "slimecli.data_tools.filters", "FILTERS"),
         ("data.source", recipe.data.source.partition(":")[0], "slimecli.data_tools.sources", "SOURCES"),
@@ -244,6 +232,7 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
             yield f"`{field}` = {name!r} is unknown{nearest(name, known)}; known: {', '.join(sorted(known))}"
     hooks = {"reward.path": recipe.reward.path, "rollout.custom_generate": recipe.rollout.custom_generate}
     hooks |= {"rollout.dynamic_filter": keep} if is_path else {}
+    hooks |= {"algo.name": recipe.algo.name} if own_algorithm else {}
     for field, spec in hooks.items():
         problem = hook_problem(spec) if spec else ""
         if problem:
@@ -252,19 +241,15 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 
 def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Values that are fine alone and senseless together."""
-    rollout, algo, trainer = recipe.rollout, recipe.algo, recipe.trainer
+    rollout, trainer = recipe.rollout, recipe.trainer
     if recipe.steps == 0 and recipe.sft.steps == 0:
         yield "`steps` and `sft.steps` are both 0: there is nothing to train"
-    if recipe.steps and rollout.n_samples_per_prompt == 1 and algo.name == "grpo":
-        yield "`rollout.n_samples_per_prompt` = 1: grpo compares the answers of a group and needs at least 2"
     if recipe.steps and rollout.temperature == 0:
         yield "`rollout.temperature` = 0: all answers of a group would be the same, and nothing could be learnt"
     if recipe.steps and trainer.warmup_steps > recipe.optimizer_steps:
         yield f"`trainer.warmup_steps` = {trainer.warmup_steps} is above the run's {recipe.optimizer_steps} steps"
     if recipe.sft.steps and recipe.sft.warmup_steps > recipe.sft.steps:
         yield f"`sft.warmup_steps` = {recipe.sft.warmup_steps} is above `sft.steps` = {recipe.sft.steps}"
-    if algo.constant_length and algo.aggregation != "constant":
-        yield f"`algo.constant_length` has no effect with `algo.aggregation` = {algo.aggregation!r}; use 'constant'"
     if 0 < rollout.over_sampling_batch_size < rollout.batch_size:
         yield (
             f"`rollout.over_sampling_batch_size` = {rollout.over_sampling_batch_size} is below "
@@ -308,7 +293,9 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_model,
     check_names,
     check_contradictions,
+    check_algorithm,
     check_backends,
+    check_megatron,
 )
 """every check that needs nothing but the recipe and the run directory"""
 

@@ -189,7 +189,7 @@ def time_values(recipe: Recipe, spec: ModelSpec, speed: Speed) -> list[Value]:
     context = recipe.max_context
     answers = recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
     forward, backward = spec.flops_per_token(context // 2), spec.flops_per_token(context // 2, backward=True)
-    extra = forward * ((recipe.algo.kl_coef > 0) + (recipe.trainer.steps_per_rollout > 1))
+    extra = forward * ((recipe.algo.kl_coef > 0) + recipe.algo.recomputes(recipe.trainer.steps_per_rollout))
     engines = max(len(recipe.engine.urls) or recipe.engine.replicas, 1)
     collect = answers * context * forward / speed.decode / engines
     learn = answers * context * (backward + extra) / speed.train / recipe.trainer.processes

@@ -20,8 +20,8 @@ from pydantic import BaseModel, Field, ValidationError
 from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
 from slimecli.protocols import SyncKind
+from slimecli.recipe_algo import AlgoSection
 from slimecli.recipe_sections import (
-    AlgoSection,
     CheckpointSection,
     ClusterSection,
     DataSection,

@@ -127,29 +127,6 @@ class RewardSection(Section):
     """deadline of one score (seconds)"""
 
 
-class AlgoSection(Section):
-    """The algorithm and its numbers."""
-
-    name: str = "grpo"
-    """advantage estimator and loss, see `slime recipes --algorithms`"""
-    std_normalization: bool = True
-    """divide group-centred rewards by the group's standard deviation (GRPO); false: Dr.GRPO's choice"""
-    eps_clip: float = Field(0.2, gt=0)
-    """lower clip range of the policy ratio"""
-    eps_clip_high: float = Field(0.2, gt=0)
-    """upper clip range of the policy ratio (clip-higher, DAPO)"""
-    aggregation: Literal["sample", "token", "constant"] = "sample"
-    """loss denominators: mean over samples of token means, mean over tokens, or a constant per sample"""
-    constant_length: int = Field(0, ge=0)
-    """the constant denominator (tokens), for aggregation = constant; 0: rollout.max_response_tokens"""
-    kl_coef: float = Field(0.0, ge=0)
-    """weight of the KL to the reference in the loss; above 0 the reference model is held"""
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
-    """KL estimator (Schulman 2020)"""
-    entropy_coef: float = Field(0.0, ge=0)
-    """weight of the entropy bonus"""
-
-
 class TrainerSection(Section):
     """How weights are trained."""
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from slimecli.data_tools.hooks import load_object
+from slimecli.errors import UsageError
 from slimecli.lookup import look_up
-from slimecli.recipe_sections import AlgoSection
+from slimecli.recipe_algo import AlgoSection
 
 if TYPE_CHECKING:
     from slimecli.batch import TrainBatch
@@ -61,11 +63,29 @@ class Algorithm:
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "slimecli.algos.grpo:GRPO",
+    "dr_grpo": "slimecli.algos.dr_grpo:DR_GRPO",
+    "gspo": "slimecli.algos.gspo:GSPO",
+    "cispo": "slimecli.algos.cispo:CISPO",
+    "rloo": "slimecli.algos.rloo:RLOO",
+    "reinforce_plus_plus": "slimecli.algos.reinforce_plus_plus:REINFORCE_PLUS_PLUS",
+    "reinforce_plus_plus_baseline": "slimecli.algos.reinforce_plus_plus_baseline:REINFORCE_PLUS_PLUS_BASELINE",
     "sft": "slimecli.algos.sft:SFT",
 }
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of a name."""
-    found: Algorithm = look_up(ALGORITHMS, name, "algorithm", "set algo.name to one of {known}")
-    return found
+    """The algorithm of a name, or the user's own: `file.py:OBJECT` or `module:OBJECT`.
+
+    OBJECT is an Algorithm, or a function without arguments that returns one.
+    """
+    if ":" not in name and "." not in name:
+        found: Algorithm = look_up(ALGORITHMS, name, "algorithm", "set algo.name to one of {known}")
+        return found
+    made = load_object(name)
+    if callable(made):
+        made = made()
+    if not isinstance(made, Algorithm):
+        raise UsageError(
+            f"algo.name = {name!r} is a {type(made).__name__}", "name a slimecli.algos.Algorithm, or what returns one"
+        )
+    return made

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slimecli.algos import Algorithm, LossInputs
 from slimecli.batch import TrainBatch
-from slimecli.recipe_sections import AlgoSection
+from slimecli.recipe_algo import AlgoSection
 
 
 def advantages(batch: TrainBatch, section: AlgoSection) -> Tensor:

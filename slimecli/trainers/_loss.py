@@ -10,7 +10,7 @@ from torch import Tensor
 from slimecli.algos import Algorithm, LossInputs
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
-from slimecli.recipe_sections import AlgoSection
+from slimecli.recipe_algo import AlgoSection
 
 
 @dataclass

@@ -29,7 +29,7 @@ def model_card(run: RunDir, recipe: Recipe, step: int, notes: dict[str, Any], co
     lines += [recipe.title, ""]
     facts = {
         "base model": f"{base}{_revision(run)} ({recipe.model.source})",
-        "algorithm": recipe.algo.name if step else "sft" if recipe.sft.steps else "none",
+        "algorithm": recipe.algo.name.rpartition("/")[2] if step else "sft" if recipe.sft.steps else "none",
         "steps": f"{step} of {recipe.steps}, after {recipe.sft.steps} SFT steps",
         "data": _data(run, recipe),
         "reward": recipe.reward.path or recipe.reward.type,

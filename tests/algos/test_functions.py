@@ -81,5 +81,5 @@ def test_per_token():
 def test_registry():
     for name in ALGORITHMS:
         assert algorithm(name).name == name
-    with pytest.raises(UsageError, match="did you mean 'grpo'"):
-        algorithm("gpro")
+    with pytest.raises(UsageError, match="did you mean 'rloo'"):
+        algorithm("rlo")

@@ -9,7 +9,7 @@ import torch
 
 from slimecli.algos import LossInputs, algorithm
 from slimecli.batch import from_groups
-from slimecli.recipe_sections import AlgoSection
+from slimecli.recipe_algo import AlgoSection
 from slimecli.types import Sample, SampleStatus
 
 

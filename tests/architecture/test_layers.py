@@ -9,6 +9,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "data_tools",
         "recipe",
+        "recipe_algo",
         "recipe_sections",
         "rundir",
         "protocols",
@@ -23,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("algos", "batch"),
     ("engines", "trainers", "sync", "cluster", "weights", "rollout", "observe", "clock"),
-    ("loop", "stage", "session", "pipeline", "plan", "plan_checks", "plan_machine", "plan_numbers"),
+    ("loop", "stage", "session", "pipeline", "plan", "plan_algo", "plan_checks", "plan_machine", "plan_numbers"),
     ("commands",),
     ("cli",),
 )
@@ -49,7 +50,7 @@ LIGHT_FROM = 2
 IN_FUNCTIONS_ONLY = ("ray", "sglang", "megatron", "mbridge")
 COMMAND_TOPS = {"errors", "console", "commands", "protocols"}
 """what a command module may import from slimecli at module top"""
-PLAN = ("plan", "plan_checks", "plan_machine", "plan_numbers", "static")
+PLAN = ("plan", "plan_algo", "plan_checks", "plan_machine", "plan_numbers", "static")
 
 
 def layer_of(module: str) -> int:
