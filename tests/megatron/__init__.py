@@ -1,6 +1,13 @@
-"""Slime's Megatron checkpoints held against megatron-core and mbridge themselves, on CPU and gloo.
+"""Slime's Megatron checkpoints held against megatron-core 0.16.1 and mbridge 0.15.1 themselves, on CPU and gloo.
 
-Both are part of the test environment (`pip install -e .[dev]`); where they are missing, these tests fail on import.
+test_load: megatron-core's loader puts what slime wrote into its own models, bit for bit, at TP, PP, EP and mixes.
+test_logits: these models then compute what transformers computes.
+test_back: what megatron-core wrote (any layout, stacked or numbered layers, with optimizer state) converts back to HF.
+test_layouts: the same both ways for families whose modules are slime's own, on shards made by hand.
+test_mbridge: mbridge's mapping gives the same tensors, for each family it knows.
+
+The expected tensors (expected.py, and the shards of test_layouts) share no code with slime's weight maps. Both packages
+are part of the test environment (`pip install -e .[dev]`); where they are missing, these tests fail on import.
 """
 
 import warnings
