@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks import convert
 
-
 UNSTATED = {"attention_dropout": 0.0, "initializer_range": 0.02, "hidden_act": "silu", "attention_bias": False}
 """what mbridge looks for in a config and transformers has as defaults"""
 

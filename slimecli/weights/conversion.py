@@ -24,8 +24,13 @@ from slimecli.weights.partial import Partial, finished, partial_folder
 from slimecli.weights.pieces import Source
 from slimecli.weights.pipeline import Carrier, Packer, Workers
 
-MAX_JOBS = 12
+MAX_JOBS = 8
 """threads by default, however many cores there are: each has up to three pieces in memory"""
+
+
+def default_jobs() -> int:
+    """One thread more than there are cores, as one waits for the disk."""
+    return min(MAX_JOBS, len(os.sched_getaffinity(0)) + 1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def convert(what: Conversion, carrier: Carrier, begin: float, *, verify: bool, j
 
     Args:
         begin: time.perf_counter() at the start.
-        jobs: threads; 0: as many as there are cores, up to MAX_JOBS.
+        jobs: threads; 0: default_jobs().
 
     Returns what DONE.json holds.
     """
@@ -71,7 +76,7 @@ def convert(what: Conversion, carrier: Carrier, begin: float, *, verify: bool, j
     if done is not None and (done["verified"] or not verify):
         console.note(f"{what.out} holds this very conversion already: nothing to do")
         return done
-    workers = Workers(jobs or min(MAX_JOBS, len(os.sched_getaffinity(0))))
+    workers = Workers(jobs or default_jobs())
     with OneThreadEach(), partial_folder(what.out, identity) as partial:
         reused = partial.write(what.plan, carrier, workers)
         wrote = time.perf_counter()

@@ -52,7 +52,7 @@ def hf_to_torch_dist(
         dtype: floating tensors are cast to it; None keeps each as it is.
         vocab_multiple: embedding rows are padded with zeros to a multiple of this, as Megatron does.
         verify: read everything back and compare before the folder appears.
-        jobs: threads; 0: as many as there are cores. The result does not depend on it.
+        jobs: threads; 0: one more than there are cores, up to 8. The result does not depend on it.
 
     Returns the summary that DONE.json holds.
     """

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,14 @@ class Partial:
             os.ftruncate(self._fds[number], size)
         reused = self._reuse(plan, carrier, workers)
         rest = [task for task in plan.tasks if task.number not in self.done]
+        locks = [threading.Lock() for _ in plan.files]
 
         def do(task: Task) -> str:
-            out = workers.buffer(task.size)
+            out = workers.buffer(task.size, task.offset)
             digest = carrier.fill(task, out)
-            _write_exactly(self._fds[task.file], task.offset, out)
+            # the kernel lets one writer into a file at a time, and the others would spin meanwhile
+            with locks[task.file]:
+                _write_exactly(self._fds[task.file], task.offset, out)
             return digest
 
         pending: list[tuple[Task, str]] = []

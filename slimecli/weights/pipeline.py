@@ -38,6 +38,8 @@ class Span(NamedTuple):
 
 
 ZEROS = ""
+_LINE = 64
+"""bytes of a CPU's cache line"""
 
 
 @dataclass(slots=True)
@@ -219,12 +221,17 @@ class Workers:
         self.jobs = jobs
         self._local = threading.local()
 
-    def buffer(self, size: int) -> memoryview:
-        """`size` bytes of this thread's buffer, which keeps its memory from task to task."""
-        if len(getattr(self._local, "room", b"")) < size:
-            self._local.room = np.empty(max(size, pieces.PIECE), np.uint8)
+    def buffer(self, size: int, offset: int = 0) -> memoryview:
+        """`size` bytes of this thread's buffer, which keeps its memory from task to task.
+
+        Args:
+            offset: in the file they go to; memory that lies alike is copied there twice as fast.
+        """
+        if len(getattr(self._local, "room", b"")) < size + _LINE:
+            self._local.room = np.empty(max(size, pieces.PIECE) + _LINE, np.uint8)
         room: memoryview = self._local.room.data
-        return room[:size]
+        start = (offset - self._local.room.ctypes.data) % _LINE
+        return room[start : start + size]
 
     def each(self, items: Iterable[T], work: Callable[[T], R]) -> Generator[tuple[T, R]]:
         """(item, result) as they come; the first error stops the others and is raised when they have stopped."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
 
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.conversion import MAX_JOBS
+from slimecli.weights.conversion import default_jobs
 from slimecli.weights.convert import SHARD_BYTES
 from slimecli.weights.hf_write import HfPlan
 from slimecli.weights.maps import objects_of, rules_of
@@ -48,7 +47,7 @@ def preview(
         files = HfPlan({n: (kinds[n], shape) for n, shape in shapes.items()}, SHARD_BYTES).packer.files
     written = sum(size for _, size in files)
     read = folder.nbytes if folder is not None else written
-    threads = jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)))
+    threads = jobs or default_jobs()
     return {
         "model": spec.name,
         "to": to,
