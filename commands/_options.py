@@ -13,6 +13,14 @@ SetOpt = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override a recipe field, e.g. trainer.lr=1e-6; repeatable"),
 ]
+MegatronArgs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- MEGATRON ARGUMENT",
+        show_default=False,
+        help="as Megatron-LM spells them, after `--`: -- --tensor-model-parallel-size 2",
+    ),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="machine-readable result on stdout")]
 OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="PATH", help="where the result goes")]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import JsonOpt, MegatronArgs, ModelOpt, RecipeOpt, RunOpt, SetOpt
 
 if TYPE_CHECKING:
     from slimecli.plan import Plan
@@ -55,11 +55,14 @@ def cli(
     set_: SetOpt = None,
     measure: Annotated[bool, typer.Option("--measure", help="measure this machine and estimate the time")] = False,
     json_: JsonOpt = False,
+    megatron: MegatronArgs = None,
 ) -> None:
     """Say what is wrong with a recipe, all at once, and what it will take."""
     from slimecli import console
+    from slimecli.flags import megatron_overrides
 
-    found = plan(recipe, run, model, tuple(set_ or ()), measured=measure)
+    overrides = (*(set_ or ()), *megatron_overrides(megatron or ()))
+    found = plan(recipe, run, model, overrides, measured=measure)
     if json_:
         console.emit(found.to_dict())
     else:
@@ -68,7 +71,7 @@ def cli(
     for warning in found.warnings:
         console.warn(warning)
     if recipe:
-        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set '{x}'" for x in set_ or ()), "do it")
+        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set '{x}'" for x in overrides), "do it")
 
 
 def _shown(value: Value) -> str:

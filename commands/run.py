@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import JsonOpt, MegatronArgs, ModelOpt, RecipeOpt, RunOpt, SetOpt
 from slimecli.errors import InterruptedRunError, SlimeError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -211,16 +211,18 @@ def cli(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="delete a run of that name first")] = False,
     until: Annotated[str, typer.Option("--until", metavar="STAGE", help="stop after this stage")] = "",
     json_: JsonOpt = False,
+    megatron: MegatronArgs = None,
 ) -> None:
     """Do every stage in order: data, model, SFT, the RL loop on Ray, export."""
     from pathlib import Path
 
     from slimecli import console
+    from slimecli.flags import megatron_overrides
     from slimecli.observe.display import Progress
     from slimecli.observe.summary import show_summary
     from slimecli.pipeline import PIPELINE
 
-    overrides = tuple(set_ or ())
+    overrides = (*(set_ or ()), *megatron_overrides(megatron or ()))
     name = run or ("" if resume else Path(recipe).stem or "run")
     target, resolved, change = open_or_create(name, recipe, model, overrides, resume=resume, overwrite=overwrite)
     stages = [s.name for s in PIPELINE.values() if s.wanted(resolved)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, RunOpt, SetOpt
+from slimecli.commands._options import JsonOpt, MegatronArgs, RunOpt, SetOpt
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -58,13 +58,35 @@ def cli(
     stage: Annotated[str, typer.Option("--stage", metavar="rl|sft", help="one RL step, or the SFT stage")] = "rl",
     set_: SetOpt = None,
     json_: JsonOpt = False,
+    megatron: MegatronArgs = None,
 ) -> None:
-    """Train on the samples of the next step, or on demonstrations."""
+    """Train on the samples of the next step, or on demonstrations; in several processes under torchrun."""
+    from slimecli import env
+
+    rank, world = env.distributed_rank()
+    overrides = tuple(set_ or ())
+    if world == 1:
+        train(run, stage, overrides, megatron or [], json_=json_)
+        return
+    from slimecli.cluster.torchrun import follow, leading
+
+    if rank:
+        raise typer.Exit(follow())
+    with leading():
+        train(run, stage, overrides, megatron or [], json_=json_)
+
+
+def train(run: str, stage: str, overrides: tuple[str, ...], megatron: list[str], *, json_: bool) -> None:
+    """What `slime train` does in the process that people see."""
     from slimecli import console
     from slimecli.commands._stages import run_and_recipe
-    from slimecli.errors import UsageError
+    from slimecli.errors import RecipeError, UsageError
+    from slimecli.flags import megatron_overrides
+    from slimecli.plan_megatron import check_megatron
 
-    target, recipe = run_and_recipe(run, tuple(set_ or ()))
+    target, recipe = run_and_recipe(run, (*overrides, *megatron_overrides(megatron)))
+    if problems := list(check_megatron(recipe, target)):
+        raise RecipeError(problems)
     if stage not in ("rl", "sft"):
         raise UsageError(f"--stage {stage!r}", "say rl or sft")
     if stage == "sft" and not recipe.sft.steps:

@@ -48,6 +48,16 @@ def distributed_rank() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Number of this process among those of its machine, as torchrun sets it; without it, the rank."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+
+
+def rendezvous() -> tuple[str, int]:
+    """(host, port) at which torchrun's ranks meet."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
 def child_env(**extra: str) -> dict[str, str]:
     """Environment for a process that slime starts: the user's own plus the pairs given."""
     return {**os.environ, **extra}
@@ -75,8 +85,13 @@ def set_threads(threads: int) -> None:
         sys.modules["torch"].set_num_threads(threads)
 
 
-def set_rendezvous(rank: int, world_size: int, host: str, port: int) -> None:
-    """What torch.distributed's env:// initialisation reads."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", MASTER_ADDR=host, MASTER_PORT=str(port)
-    )
+def set_cuda_connections() -> None:
+    """One queue to the GPU, unless the user says otherwise: tensor parallelism overlaps sending and computing only if
+    kernels run in the order of their launch. Must precede the first use of the GPU."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def set_rendezvous(rank: int, world_size: int, host: str, port: int, local_rank: int = 0) -> None:
+    """What torch.distributed's env:// initialisation reads, and the rank among the processes of this machine."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))

@@ -10,6 +10,7 @@ from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection
 from slimecli.rundir import RunDir
 from slimecli.stage import Stage
+from slimecli.trainers.megatron.layout import without_layout
 
 
 def sft_recipe(recipe: Recipe) -> Recipe:
@@ -53,7 +54,7 @@ LAYOUT_ONLY = (
 def _sft_inputs(recipe: Recipe) -> dict[str, Any]:
     """The SFT section, and what SFT takes from the trainer's: its optimizer is the same."""
     trainer = sft_recipe(recipe).trainer.model_dump(mode="json", exclude=set(LAYOUT_ONLY))
-    return {**_dump(recipe, "sft"), "trainer": trainer, "megatron": recipe.megatron}
+    return {**_dump(recipe, "sft"), "trainer": trainer, "megatron": without_layout(recipe.megatron)}
 
 
 def _loop_inputs(recipe: Recipe) -> dict[str, Any]:

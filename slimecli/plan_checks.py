@@ -10,7 +10,6 @@ from pathlib import Path
 from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
-from slimecli.model_specs import ModelSpec
 from slimecli.plan_algo import check_algorithm
 from slimecli.plan_megatron import check_megatron
 from slimecli.plan_spec import model_spec

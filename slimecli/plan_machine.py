@@ -66,7 +66,7 @@ class Speed:
 
 def this_machine(folder: Path) -> Machine:
     """The machine this process runs on; `folder` says which disk counts."""
-    gpus = _gpu_memories()
+    gpus = gpu_memories()
     shm = Path("/dev/shm")
     return Machine(
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -90,7 +90,7 @@ def _available_memory() -> int:
     return min(free, int(text)) if text.isdigit() else free
 
 
-def _gpu_memories() -> list[int]:
+def gpu_memories() -> list[int]:
     """Bytes per NVIDIA device; empty without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from slimecli import env
 from slimecli.lookup import look_up
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
@@ -35,11 +36,14 @@ class Cluster(Protocol):
 CLUSTERS: dict[str, str] = {
     "local": "slimecli.cluster.local:LocalCluster",
     "ray": "slimecli.cluster.ray_cluster:RayCluster",
+    "torchrun": "slimecli.cluster.torchrun:TorchrunCluster",
 }
 
 
 def open_cluster(backend: str, recipe: Recipe, run: RunDir) -> Cluster:
-    """The cluster by name (recipe.cluster.backend, or `local` for single commands)."""
+    """The cluster by name (recipe.cluster.backend, or `local` for single commands, which torchrun may have started)."""
+    if backend == "local" and env.distributed_rank()[1] > 1:
+        backend = "torchrun"
     kind = look_up(CLUSTERS, backend, "cluster", "set cluster.backend to one of {known}")
     with own_signals():
         cluster: Cluster = kind(recipe, run)

@@ -18,13 +18,28 @@ if TYPE_CHECKING:
     from slimecli.types import StepStats
 
 
+_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited or there was a network error",
+)
+"""what gloo and NCCL say to the ranks that are left"""
+
+
+def lost_peer(error: BaseException | None) -> bool:
+    """True for the error of a rank that waited for one that is gone: a consequence, never the cause."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST)
+
+
 def _prepare_process(log: str, threads: int) -> None:
-    """One log file per actor, and the thread count before torch is imported."""
+    """One log file per process, and the thread count before torch is imported. Without a log, output stays."""
     import faulthandler
 
-    handle = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
-    sys.stdout = sys.stderr = handle
-    faulthandler.enable(handle)
+    if log:
+        handle = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+        sys.stdout = sys.stderr = handle
+        faulthandler.enable(handle)
     env.set_threads(threads)
     env.quiet_libraries()
     import torch
@@ -73,11 +88,11 @@ class TrainerHost:
 
         return ray.util.get_node_ip_address(), port
 
-    def join(self, rank: int, world_size: int, host: str, port: int) -> None:
+    def join(self, rank: int, world_size: int, host: str, port: int, local_rank: int) -> None:
         """Enter the process group."""
         import torch
 
-        env.set_rendezvous(rank, world_size, host, port)
+        env.set_rendezvous(rank, world_size, host, port, local_rank)
         if world_size > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 

@@ -16,32 +16,37 @@ class LocalCluster:
     """One trainer process and one in-process engine."""
 
     def __init__(self, recipe: Recipe, run: RunDir) -> None:
-        world = env.distributed_rank()[1]
-        if recipe.trainer.processes != world:
-            raise UsageError(
-                f"trainer.processes = {recipe.trainer.processes}, but this command runs in {world} process(es)",
-                'use cluster.backend = "ray" (slime run), or start it under torchrun with that many processes',
-            )
-        if recipe.engine.replicas != 1 and not recipe.engine.urls:
-            raise UsageError(
-                f"engine.replicas = {recipe.engine.replicas} needs several processes",
-                'use cluster.backend = "ray" (slime run), or --set engine.replicas=1',
-            )
         env.set_threads(recipe.trainer.threads)
         self._run = run
         self._is_one_host = recipe.is_one_host
 
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """The trainer of the recipe, in this process."""
+        self._check(recipe)
         from slimecli.trainers import open_trainer
 
         return open_trainer(recipe, model_dir, total_steps=total_steps)
 
     def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
         """The embedded engine in this process, or clients of engine.urls."""
+        if recipe.engine.replicas != 1 and not recipe.engine.urls:
+            raise UsageError(
+                f"engine.replicas = {recipe.engine.replicas} needs several processes",
+                'use cluster.backend = "ray" (slime run), or --set engine.replicas=1',
+            )
         from slimecli.engines import open_engine
 
         return open_engine(recipe, model_dir, logs=self._run.root / "logs")
+
+    @staticmethod
+    def _check(recipe: Recipe) -> None:
+        world, wanted = env.distributed_rank()[1], recipe.trainer.processes
+        if wanted != world:
+            raise UsageError(
+                f"trainer.processes = {wanted}, but this command runs in {world} process(es)",
+                'use cluster.backend = "ray" (slime run), or for this command alone: '
+                f"torchrun --nproc-per-node {wanted} -m slimecli train ...",
+            )
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage in this process."""

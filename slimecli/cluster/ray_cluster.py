@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slimecli import console, env
-from slimecli.cluster.actors import EngineHost, TrainerHost
+from slimecli.cluster.actors import EngineHost, TrainerHost, lost_peer
+from slimecli.cluster.placement import Node, Place, place_ranks
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _WORK_DEADLINE_S = 24 * 3600.0
 """a training call may be long; a dead actor is noticed at once, whatever the deadline"""
+_CAUSE_S = 15.0
+"""how long the process that others lost is looked for; Ray notices a death within a second or two"""
 _TELL_AFTER_S = 60.0
 """silence after which a wait is explained to the person watching"""
 
@@ -40,11 +43,12 @@ class RayCluster:
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """Open a trainer in the trainer processes, which are started once and reused."""
         if self._trainers is None:
+            places = place_ranks(recipe.trainer.processes, _closest_group(recipe), _nodes(recipe.trainer.threads))
             hosts = [
-                self._actor(TrainerHost, str(self._run.log_path(f"trainer_{rank}")), recipe.trainer.threads)
-                for rank in range(recipe.trainer.processes)
+                self._actor(TrainerHost, str(self._run.log_path(f"trainer_{i}")), recipe.trainer.threads, at=place.node)
+                for i, place in enumerate(places)
             ]
-            self._trainers = TrainerGroup(hosts, recipe.cluster.start_timeout_s)
+            self._trainers = TrainerGroup(hosts, recipe.cluster.start_timeout_s, places)
         self._trainers.open(recipe, model_dir, total_steps)
         return self._trainers
 
@@ -70,12 +74,14 @@ class RayCluster:
         assert isinstance(trainer, TrainerGroup)
         return trainer.stage(kind, version, folder, like)
 
-    def _actor(self, cls: type, *args: Any) -> Any:
+    def _actor(self, cls: type, *args: Any, at: str = "") -> Any:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         # num_cpus=0: the recipe says how many processes and threads run; Ray's own book-keeping of whole CPUs would
         # refuse a trainer beside two engines on a two-core laptop.
-        actor = ray.remote(num_cpus=0, max_restarts=0)(cls).remote(*args)
+        options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(at, soft=False)} if at else {}
+        actor = ray.remote(num_cpus=0, max_restarts=0, **options)(cls).remote(*args)
         self._actors.append(actor)
         return actor
 
@@ -95,12 +101,15 @@ class RayCluster:
 class TrainerGroup:
     """The Trainer protocol over all ranks; every call is collective and answered by rank 0."""
 
-    def __init__(self, hosts: list[Any], start_timeout_s: float) -> None:
+    def __init__(self, hosts: list[Any], start_timeout_s: float, places: list[Place]) -> None:
         self._hosts = hosts
         self._timeout_s = start_timeout_s
         self._is_idle = True
         host, port = wait([hosts[0].address.remote()], "trainer rank 0 to start", start_timeout_s)[0]
-        joined = [h.join.remote(rank, len(hosts), host, port) for rank, h in enumerate(hosts)]
+        joined = [
+            h.join.remote(rank, len(hosts), host, port, place.local_rank)
+            for rank, (h, place) in enumerate(zip(hosts, places, strict=True))
+        ]
         wait(joined, "all trainer ranks to join the process group", start_timeout_s)
 
     def open(self, recipe: Recipe, model_dir: Path, total_steps: int) -> None:
@@ -162,6 +171,32 @@ class TrainerGroup:
             self._all("close", what="the trainer to close")
 
 
+def _closest_group(recipe: Recipe) -> int:
+    """Neighbouring ranks that exchange activations in every layer."""
+    if recipe.trainer.backend != "megatron":
+        return 1
+    from slimecli.trainers.megatron.layout import group_size
+
+    return group_size(recipe.megatron)
+
+
+def _nodes(threads: int) -> list[Node]:
+    """The living machines of the cluster with room for a trainer rank per GPU, or where there are none per `threads`
+    processors."""
+    import ray
+
+    alive = [n for n in ray.nodes() if n["Alive"]]
+    has_gpus = any(n["Resources"].get("GPU") for n in alive)
+    return [
+        Node(
+            n["NodeID"],
+            n["NodeManagerAddress"],
+            int(n["Resources"].get("GPU", 0)) if has_gpus else int(n["Resources"].get("CPU", 0)) // threads,
+        )
+        for n in alive
+    ]
+
+
 def _start_ray(recipe: Recipe) -> bool:
     """True if a local Ray was started, False if one was there."""
     import logging
@@ -192,6 +227,8 @@ def _start_ray(recipe: Recipe) -> bool:
 def wait(refs: list[Any], what: str, deadline_s: float) -> list[Any]:
     """The results of Ray calls. The first failure ends the wait, with its own error; silence is explained.
 
+    A rank that only lost its connection to another is no first failure: that other one is looked for.
+
     Raises SlimeError: what the actor raised, that an actor died, or that the deadline passed.
     """
     import ray
@@ -202,7 +239,7 @@ def wait(refs: list[Any], what: str, deadline_s: float) -> list[Any]:
         left = max(0.0, start + deadline_s - time.monotonic())
         done, pending = ray.wait(pending, num_returns=1, timeout=min(5.0, left))
         for ref in done:
-            _result(ref, what)
+            _check(ref, pending, what)
         now = time.monotonic()
         if pending and now - told > _TELL_AFTER_S:
             told = now
@@ -210,6 +247,26 @@ def wait(refs: list[Any], what: str, deadline_s: float) -> list[Any]:
         if pending and now - start >= deadline_s:
             raise SlimeError(f"gave up after {deadline_s:g} s waiting for {what}", "see logs/latest in the run")
     return [_result(ref, what) for ref in refs]
+
+
+def _check(ref: Any, others: list[Any], what: str) -> None:
+    """Raise if a call failed; if that is only a consequence, then for its cause."""
+    import ray
+
+    try:
+        _result(ref, what)
+    except ray.exceptions.RayTaskError as error:
+        if not lost_peer(error.cause):
+            raise
+        end = time.monotonic() + _CAUSE_S
+        while others and (left := end - time.monotonic()) > 0:
+            done, others = ray.wait(others, num_returns=1, timeout=left)
+            for other in done:
+                _check(other, [], what)
+        raise SlimeError(
+            f"a worker process lost the others while we waited for {what}: {error.cause}",
+            "see logs/latest in the run directory; continue with `slime run --resume`",
+        ) from error
 
 
 def _result(ref: Any, what: str) -> Any:

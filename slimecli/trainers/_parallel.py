@@ -28,7 +28,7 @@ def join(processes: int) -> tuple[torch.device, int, int]:
         )
     if not torch.cuda.is_available():
         return torch.device("cpu"), rank, world
-    device = torch.device("cuda", rank % torch.cuda.device_count())
+    device = torch.device("cuda", env.local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device, rank, world
 

@@ -9,6 +9,7 @@ import os, sys, time
 import ray
 from slimecli import env
 from slimecli.cluster.ray_cluster import TrainerGroup, _start_ray, wait
+from slimecli.cluster.placement import Place
 from slimecli.errors import GateError, SlimeError
 from slimecli.recipe import load_recipe
 
@@ -41,7 +42,7 @@ env.quiet_ray()
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
 make = ray.remote(num_cpus=0, max_restarts=0)(Worker).remote
 a, b, c = make(), make(), make()
-group = TrainerGroup([c], 60.0)
+group = TrainerGroup([c], 60.0, [Place("", 0)])
 
 assert wait([a.echo.remote(1, 0.2), b.echo.remote(2)], "two answers", 60) == [1, 2], "answers keep their order"
 
@@ -61,7 +62,7 @@ assert type(error) is SlimeError and "died while we waited for the trainer to sa
 assert "--resume" in error.fix
 group.close()  # the death is told already; closing must not tell it again in place of the first error
 
-busy = TrainerGroup([b], 60.0)
+busy = TrainerGroup([b], 60.0, [Place("", 0)])
 import slimecli.cluster.ray_cluster as module
 module._WORK_DEADLINE_S = 0.3
 caught(lambda: busy.load("/slow"))

@@ -16,7 +16,7 @@ def _child(
 
     from slimecli import env
 
-    env.set_rendezvous(rank, world, "127.0.0.1", port)
+    env.set_rendezvous(rank, world, "127.0.0.1", port, rank)
     try:
         if join:
             torch.distributed.init_process_group("gloo")

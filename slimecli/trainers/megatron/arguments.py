@@ -16,24 +16,8 @@ from slimecli.model_specs import ModelSpec
 from slimecli.recipe import Recipe
 from slimecli.static import hook_problem
 from slimecli.trainers.megatron.fields import known_fields, type_problem
-from slimecli.trainers.megatron.layout import Layout, problems
+from slimecli.trainers.megatron.layout import SIZES, Layout, field_name, problems
 
-_LAYOUT = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "virtual_pipeline_model_parallel_size": "vpp",
-    "num_virtual_stages_per_pipeline_rank": "vpp",
-    "num_layers_per_virtual_pipeline_stage": "",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "sequence_parallel": "sp",
-    "decoder_first_pipeline_num_layers": "first_layers",
-    "decoder_last_pipeline_num_layers": "last_layers",
-    "num_layers_in_first_pipeline_stage": "first_layers",
-    "num_layers_in_last_pipeline_stage": "last_layers",
-}
-"""flag -> Layout field; empty: computed from it"""
 _RECIPE = {
     "lr": "trainer.lr",
     "min_lr": "trainer.min_lr_ratio",
@@ -59,14 +43,14 @@ _RECIPE = {
 FROM_MODEL = frozenset(
     {
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
-        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "gated_linear_unit", "add_bias_linear"),
-        *("add_qkv_bias", "qk_layernorm", "rotary_interleaved", "multi_latent_attention", "q_lora_rank"),
-        *("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rotary_base", "rope_type"),
-        *("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
-        *("mscale_all_dim", "num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk"),
-        *("moe_router_score_function", "moe_router_pre_softmax", "moe_router_topk_scaling_factor"),
-        *("moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias"),
-        *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "gated_linear_unit"),
+        *("add_bias_linear", "add_qkv_bias", "qk_layernorm", "rotary_interleaved", "multi_latent_attention"),
+        *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rotary_base"),
+        *("rope_type", "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size"),
+        *("moe_router_topk", "moe_router_score_function", "moe_router_pre_softmax"),
+        *("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk"),
+        *("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
     }
 )
 """TransformerConfig fields that follow from the ModelSpec, so that weights fit"""
@@ -74,8 +58,6 @@ _ALIASES = {
     "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
     "bias_gelu_fusion": "bias_activation_fusion",
     "bias_swiglu_fusion": "bias_activation_fusion",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
     "rope_fusion": "apply_rope_fusion",
 }
 """Megatron-LM's flag -> megatron-core's field, where they differ"""
@@ -138,7 +120,7 @@ def settings_of(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> Settings:
         "optimizer": _optimizer(recipe, on_gpu),
     }
     values = {name: value for name, value, _ in DEFAULTS}
-    values |= {name: value for name, value in reading.given.items() if name not in _LAYOUT}
+    values |= {name: value for name, value in reading.given.items() if name not in SIZES}
     values |= {name: value for name, value, _ in reading.forced} | _layout_fields(reading.layout)
     for part, known in known_fields().items():
         parts[part] |= {name: value for name, value in values.items() if name in known}
@@ -170,11 +152,11 @@ def _read(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> _Reading:
 def _arguments(recipe: Recipe, spec: ModelSpec) -> tuple[dict[str, Any], list[str]]:
     """([megatron] by megatron-core's field names, what is wrong with single arguments)."""
     model = {k.replace("-", "_") for k in spec.megatron_args()}
-    known = {n for names in known_fields().values() for n in names} | set(_LAYOUT) | set(_ALIASES) | {"spec"}
+    known = {n for names in known_fields().values() for n in names} | set(SIZES) | set(_ALIASES) | {"spec"}
     given: dict[str, Any] = {}
     errors = []
     for said, stated in recipe.megatron.items():
-        name, value = said.removeprefix("--").replace("-", "_"), stated
+        name, value = field_name(said), stated
         if name not in known and name.removeprefix("no_") in known and value is True:
             name, value = name.removeprefix("no_"), False
         if name == "recompute_activations":
@@ -191,7 +173,7 @@ def _arguments(recipe: Recipe, spec: ModelSpec) -> tuple[dict[str, Any], list[st
             errors.append(f"[megatron] {said}: {field} is given twice")
         else:
             given[field] = value
-            problem = _size_problem(field, value) if field in _LAYOUT else type_problem(field, value)
+            problem = _size_problem(field, value) if field in SIZES else type_problem(field, value)
             errors += [problem] if problem else []
     return given, errors
 
@@ -215,7 +197,7 @@ def _lacking(spec: ModelSpec) -> str:
 
 
 def _layout(given: Mapping[str, Any], world: int, spec: ModelSpec) -> tuple[Layout, list[str]]:
-    sizes = {_LAYOUT[k]: v for k, v in given.items() if _LAYOUT.get(k)}
+    sizes = {SIZES[k]: v for k, v in given.items() if SIZES.get(k)}
     sizes.setdefault("etp", sizes.get("tp", 1))
     per_chunk = given.get("num_layers_per_virtual_pipeline_stage")
     if per_chunk:

@@ -50,7 +50,8 @@ def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
     _check_safe(iteration)
     tree = _tree(chunks, optimizer, is_loading=True)
     try:
-        loaded = dist_checkpointing.load(tree, str(iteration))
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            loaded = dist_checkpointing.load(tree, str(iteration))
     except (KeyError, RuntimeError, ValueError, AssertionError) as error:
         raise DataError(
             f"{iteration} does not fit this model: {error}", "resume with the model and optimizer it was saved with"

@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slimecli.model_specs import ModelSpec
+
+SIZES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "num_virtual_stages_per_pipeline_rank": "vpp",
+    "num_layers_per_virtual_pipeline_stage": "",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "sequence_parallel": "sp",
+    "decoder_first_pipeline_num_layers": "first_layers",
+    "decoder_last_pipeline_num_layers": "last_layers",
+    "num_layers_in_first_pipeline_stage": "first_layers",
+    "num_layers_in_last_pipeline_stage": "last_layers",
+}
+"""argument -> Layout field; empty: computed from it"""
+_HOW = (
+    *("recompute_activations", "recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("recompute_modules", "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer"),
+    *("distribute_saved_activations", "tp_comm_overlap"),
+)
+"""further arguments that say how a result is computed, not which"""
+
+
+def field_name(flag: str) -> str:
+    """An argument as Python spells it."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def without_layout(megatron: Mapping[str, Any]) -> dict[str, Any]:
+    """`[megatron]` without what changes no result beyond rounding."""
+    return {k: v for k, v in megatron.items() if field_name(k) not in (*SIZES, *_HOW)}
+
+
+def group_size(megatron: Mapping[str, Any]) -> int:
+    """Neighbouring ranks that exchange activations in every layer: tensor and context parallelism."""
+    sizes = {SIZES.get(field_name(k)): v for k, v in megatron.items()}
+    return int(sizes.get("tp", 1)) * int(sizes.get("cp", 1))
 
 
 @dataclass(frozen=True, kw_only=True)

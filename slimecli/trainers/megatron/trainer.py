@@ -28,6 +28,7 @@ from slimecli.trainers.megatron.host_copy import HostCopy
 from slimecli.trainers.megatron.micro_batches import MicroBatch
 from slimecli.trainers.megatron.model import build_chunks
 from slimecli.trainers.megatron.passes import Passes, add_up, is_reporter
+from slimecli.trainers.megatron.quiet import silence
 from slimecli.types import StepStats
 from slimecli.weights.check import spec_of
 from slimecli.weights.hf import HfFolder
@@ -38,6 +39,8 @@ class MegatronTrainer:
 
     def __init__(self, recipe: Recipe, model_dir: Path, *, total_steps: int) -> None:
         env.set_threads(recipe.trainer.threads)
+        env.set_cuda_connections()
+        silence(on_gpu=torch.cuda.is_available())
         folder = HfFolder(model_dir)
         self._spec = spec_of(folder)
         self._model_dir = model_dir

@@ -1,0 +1,26 @@
+"""The shape of a recipe's model, from wherever it is told before the run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from slimecli import files
+from slimecli.model_specs import ModelSpec, from_config, get_spec
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+
+
+def model_spec(recipe: Recipe, run: RunDir | None) -> ModelSpec:
+    """The shape of the recipe's model, from the run's own copy, a local config.json or the registry.
+
+    Raises SlimeError when none of them tells.
+    """
+    model = recipe.model
+    folders = [run.model_dir] if run is not None else []
+    folders += [Path(model.path).expanduser()] if model.path else []
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return from_config(files.read_json(folder / "config.json"), name=model.name or folder.name)
+    spec = get_spec(model.name)
+    return dataclasses.replace(spec, vocab=model.tokenizer_vocab) if model.tokenizer_vocab else spec
