@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from slimecli.algos import algorithm
-from slimecli.errors import GateError, InterruptedRunError
-from slimecli.loop import Parts, loop
+from slimecli.errors import DataError, GateError, InterruptedRunError
+from slimecli.loop import Parts, first_step_check, loop, prepare
 from slimecli.recipe import load_recipe
+from slimecli.recipe_algo import AlgoSection
 from slimecli.rollout.collect import Collection
 from slimecli.rundir import create_run
 from slimecli.types import Sample, SampleStatus, StepStats
@@ -100,6 +101,39 @@ def test_old_and_reference_log_probs_only_when_they_are_needed(make):
     loop(parts, 0, 1)
     assert log.count("log_probs policy") == 1 and log.count("log_probs reference") == 1 and log.count("step") == 2
     assert all(b.old_log_probs is not None and b.ref_log_probs is not None for b in parts.trainer.batches)
+
+
+def test_a_kl_in_the_reward_needs_log_probs_from_before_the_step(make):
+    build, log, _ = make
+    parts = build("algo.kl_coef=0.1", "algo.kl_place=reward")
+    loop(parts, 0, 1)
+    assert log.count("log_probs policy") == 1 and log.count("log_probs reference") == 1 and log.count("step") == 1
+
+
+def test_the_engine_can_speak_for_the_old_policy(make):
+    build, log, committed = make
+    parts = build("algo.old_log_probs=engine", "trainer.steps_per_rollout=2")
+    loop(parts, 0, 1)
+    assert "log_probs policy" not in log
+    for batch in parts.trainer.batches:
+        assert torch.equal(batch.old_log_probs, batch.rollout_log_probs) and batch.old_log_probs.min() < 0
+    assert committed[1]["train/first_step_kl"] == 0.0
+
+
+def test_the_first_step_is_not_held_to_an_engine_that_speaks_for_the_old_policy():
+    first = StepStats(loss=0, grad_norm=0, lr=0, tokens=1, metrics={"ppo_kl": 1e-3, "kl": 2e-9})
+    assert first_step_check(first, AlgoSection()) == {"train/first_step_kl": 1e-3}
+    assert first_step_check(first, AlgoSection(old_log_probs="engine")) == {"train/first_step_kl": 2e-9}
+
+
+def test_an_engine_without_log_probs_cannot_speak_for_the_old_policy(make):
+    build, _, _ = make
+    parts = build("algo.old_log_probs=engine")
+    groups = asyncio.run(FakeCollector([]).collect(1)).groups
+    for sample in (s for group in groups for s in group):
+        sample.rollout_log_probs = None
+    with pytest.raises(DataError, match="no rollout_log_probs"):
+        prepare(parts, groups)
 
 
 def test_mini_batches_hold_whole_groups_and_all_samples_once(make):

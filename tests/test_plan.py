@@ -84,7 +84,6 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"rollout": {"n_samples_per_prompt": 1}, "trainer": {"global_batch_size": 8}}, "needs at least 2"),
         ({"rollout": {"over_sampling_batch_size": 16}}, "no effect without `rollout.dynamic_filter`"),
         ({"trainer": {"warmup_steps": 11}}, "above the run's 10 steps"),
-        ({"algo": {"constant_length": 7}}, "no effect with `algo.aggregation`"),
         ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
         ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
         ({"trainer": {"backend": "megatron"}}, "`trainer.backend` = 'megatron' is unknown"),

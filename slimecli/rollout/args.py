@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slimecli.errors import SlimeError, nearest
@@ -40,8 +41,15 @@ FLAGS: dict[str, str] = {
     "advantage_estimator": "algo.name",
     "eps_clip": "algo.eps_clip",
     "eps_clip_high": "algo.eps_clip_high",
-    "kl_loss_coef": "algo.kl_coef",
+    "eps_clip_c": "algo.dual_clip",
     "kl_loss_type": "algo.kl_type",
+    "use_unbiased_kl": "algo.kl_unbiased",
+    "gamma": "algo.gamma",
+    "rewards_normalization": "algo.rewards_normalization",
+    "grpo_std_normalization": "algo.std_normalization",
+    "tis_clip": "algo.correction.high",
+    "tis_clip_low": "algo.correction.low",
+    "opsm_delta": "algo.opsm_delta",
     "entropy_coef": "algo.entropy_coef",
     "global_batch_size": "trainer.global_batch_size",
     "num_steps_per_rollout": "trainer.steps_per_rollout",
@@ -51,6 +59,19 @@ FLAGS: dict[str, str] = {
     "eval_interval": "eval.interval",
 }
 """slime's flag name -> where it lives in the recipe"""
+
+DERIVED: dict[str, Callable[[Recipe], Any]] = {
+    "loss_type": lambda r: "sft_loss" if r.algo.name == "sft" else "policy_loss",
+    "use_kl_loss": lambda r: r.algo.kl_in_loss,
+    "kl_loss_coef": lambda r: r.algo.kl_coef if r.algo.kl_in_loss else 0.0,
+    "kl_coef": lambda r: r.algo.kl_coef if r.algo.kl_in_reward else 0.0,
+    "normalize_advantages": lambda r: r.algo.whiten_advantages or r.algo.name.startswith("reinforce_plus_plus"),
+    "calculate_per_token_loss": lambda r: r.algo.aggregation == "token",
+    "use_rollout_logprobs": lambda r: r.algo.old_log_probs == "engine",
+    "use_tis": lambda r: r.algo.correction.level != "none",
+    "use_opsm": lambda r: r.algo.opsm_delta > 0,
+}
+"""slime's flag name -> what the recipe says about it in other words"""
 
 
 class HookArgs:
@@ -65,8 +86,11 @@ class HookArgs:
             raise AttributeError(name)
         if name in self._fixed:
             return self._fixed[name]
+        if name in DERIVED:
+            return DERIVED[name](self._fixed["recipe"])
         if name not in FLAGS:
-            raise AttributeError(f"args has no {name!r}{nearest(name, list(FLAGS))}; own values: args.recipe")
+            known = [*FLAGS, *DERIVED]
+            raise AttributeError(f"args has no {name!r}{nearest(name, known)}; own values: args.recipe")
         value: Any = self._fixed["recipe"]
         for part in FLAGS[name].split("."):
             value = getattr(value, part)
