@@ -58,8 +58,27 @@ def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
         ) from error
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(loaded[name], strict=True)
-    optimizer.load_state_dict(loaded["optimizer"])
-    return int(loaded["iteration"])
+    step = int(loaded["iteration"])
+    optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], step))
+    return step
+
+
+def _at_step(optimizer: Any, loaded: dict[Any, Any], step: int) -> dict[Any, Any]:
+    """The loaded state with this optimizer's own parameter groups: which there are depends on the layout, and all that
+    is in them follows from the recipe and the step."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    found = {}
+    for number, part in enumerate(parts):
+        state = dict(loaded if len(parts) == 1 else loaded[number])
+        own = part.state_dict()
+        groups = [{**g, "step": step} for g in own.get("optimizer", own)["param_groups"]]
+        if "optimizer" in own:
+            state["optimizer"] = {**state.get("optimizer", {}), "param_groups": groups}
+            state["param_state_sharding_type"] = _content()["distrib_optim_sharding_type"]
+        else:
+            state["param_groups"] = groups
+        found[number] = state
+    return found if len(parts) > 1 else found[0]
 
 
 def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, Any]:

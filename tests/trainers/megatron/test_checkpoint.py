@@ -1,0 +1,118 @@
+"""A checkpoint continues at any other layout, and is a torch_dist checkpoint that `slime convert` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from slimecli.trainers import open_trainer
+from slimecli.weights.convert import torch_dist_to_hf
+from tests.trainers import made
+from tests.trainers.megatron.ranks import megatron, weights_of, world_of
+from tests.trainers.processes import run_ranks
+
+ALGO = ("algo.kl_coef=0.1", "trainer.lr_schedule=linear", "trainer.weight_decay=0.1")
+TP2, PP2, CP2 = (f"{name}_parallel_size=2" for name in ("tensor_model", "pipeline_model", "context"))
+EP2, VPP2 = (f"{name}_model_parallel_size=2" for name in ("expert", "virtual_pipeline"))
+SP, ETP1 = "sequence_parallel=true", "expert_tensor_parallel_size=1"
+LAYOUTS = {
+    "one": megatron(),
+    "TP2": megatron(TP2, SP, processes=2),
+    "TP2 EP2": megatron(TP2, SP, EP2, ETP1, processes=2),
+    "PP2": megatron(PP2, processes=2),
+    "VPP2": megatron(PP2, VPP2, processes=2),
+    "DP2": megatron(processes=2),
+    "EP2": megatron(EP2, processes=2),
+    "CP2": megatron(CP2, processes=2),
+    "no distributed optimizer": megatron("use_distributed_optimizer=false", processes=2),
+}
+
+
+def two_steps_and_one(folder: Path, out: Path, options: tuple[str, ...]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Save after two steps and make a third; returns its statistics, and the weights that were saved."""
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=5)
+    for seed in range(2):
+        step(trainer, recipe, seed)
+    out.mkdir(exist_ok=True)
+    trainer.save(out)
+    saved = weights_of(trainer)
+    return step(trainer, recipe, 2), saved
+
+
+def continued(folder: Path, out: Path, options: tuple[str, ...]) -> tuple[Any, dict[str, np.ndarray]]:
+    """The third step of a trainer that has loaded, and the weights it loaded."""
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=5)
+    trainer.load(out)
+    loaded = weights_of(trainer)
+    return step(trainer, recipe, 2), loaded
+
+
+def step(trainer: Any, recipe: Any, seed: int) -> tuple[float, float, float, np.ndarray]:
+    """Loss, gradient norm, learning rate, and log-probs after the step."""
+    batch = made.batch(recipe, seed=seed)
+    batch = batch.replace(ref_log_probs=trainer.log_probs(batch, "reference"))
+    stats = trainer.step(batch)
+    return stats.loss, stats.grad_norm, stats.lr, trainer.log_probs(batch).numpy().copy()
+
+
+def run(work: Any, folder: Path, out: Path, layout: str) -> Any:
+    options = (*ALGO, *LAYOUTS[layout])
+    return run_ranks(world_of(options), work, folder, out, options, join=False)[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, model_of):
+    """(family, layout) -> model, checkpoint, what came after, weights in it."""
+    found: dict[Any, Any] = {}
+
+    def make(family: str, layout: str) -> Any:
+        if (family, layout) not in found:
+            folder, out = model_of(family, 4), tmp_path_factory.mktemp("checkpoint")
+            found[family, layout] = (folder, out, *run(two_steps_and_one, folder, out, layout))
+        return found[family, layout]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("qwen3", "one", "one"),
+        ("qwen3", "TP2", "PP2"),
+        ("qwen3", "TP2", "one"),
+        ("qwen3", "TP2", "VPP2"),
+        ("qwen3", "VPP2", "DP2"),
+        ("qwen3", "DP2", "TP2"),
+        ("qwen3", "CP2", "TP2"),
+        ("qwen3", "no distributed optimizer", "no distributed optimizer"),
+        ("qwen3_moe", "EP2", "one"),
+        ("qwen3_moe", "EP2", "TP2 EP2"),
+        ("qwen3_moe", "one", "PP2"),
+        ("deepseek_v3", "TP2 EP2", "EP2"),
+        ("minimax_m2", "TP2", "one"),
+        ("glm4", "TP2", "DP2"),
+    ],
+)
+def test_a_run_continues_at_another_layout(saved, family, first, second):
+    folder, out, expected, weights = saved(family, first)
+    found, loaded = run(continued, folder, out, second)
+    assert weights.keys() == loaded.keys()
+    assert all(np.array_equal(weights[name], loaded[name]) for name in weights)
+    assert found[:2] == pytest.approx(expected[:2], rel=0 if first == second else 1e-5, abs=1e-7)
+    assert found[2] == expected[2] == pytest.approx(made.recipe().trainer.lr * 2 / 5)
+    assert np.abs(found[3] - expected[3]).max() <= (0 if first == second else 2e-5)
+
+
+@pytest.mark.parametrize(("family", "layout"), [("qwen3", "TP2"), ("qwen3_moe", "EP2"), ("deepseek_v3", "TP2 EP2")])
+def test_it_converts_to_exactly_the_weights(saved, tmp_path, family, layout):
+    folder, out, _, weights = saved(family, layout)
+    torch_dist_to_hf(out, tmp_path / "hf")
+    found = load_file(tmp_path / "hf" / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(found[name].numpy(), weights[name]) for name in weights)
