@@ -33,6 +33,11 @@ def hf_token() -> str | None:
     return os.environ.get("HF_TOKEN")
 
 
+def secret(name: str) -> str:
+    """A key that the user keeps in an environment variable of this name; empty if it is not set."""
+    return os.environ.get(name, "")
+
+
 def runs_root() -> Path:
     """Folder under which run names are looked up; `SLIME_RUNS` moves it."""
     return Path(os.environ.get("SLIME_RUNS", "runs"))

@@ -21,6 +21,7 @@ from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
 from slimecli.protocols import SyncKind
 from slimecli.recipe_algo import AlgoSection
+from slimecli.recipe_reward import RewardSection
 from slimecli.recipe_sections import (
     CheckpointSection,
     ClusterSection,
@@ -31,7 +32,6 @@ from slimecli.recipe_sections import (
     GatesSection,
     ModelSection,
     ObserveSection,
-    RewardSection,
     RolloutSection,
     Section,
     SftSection,

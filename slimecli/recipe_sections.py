@@ -112,21 +112,6 @@ class RolloutSection(Section):
     """share of failed answers in a step above which the step is an error"""
 
 
-class RewardSection(Section):
-    """How answers are scored."""
-
-    type: str = "exact"
-    """built-in scorer, see `slime reward --list`; a row's metadata.rm_type overrides it"""
-    path: str = ""
-    """own scorer, `module:function` or `file.py:function`; empty: the built-in one"""
-    key: str = ""
-    """which of several named scores is the reward"""
-    group: bool = False
-    """score whole groups at once"""
-    timeout_s: float = Field(30.0, gt=0)
-    """deadline of one score (seconds)"""
-
-
 class TrainerSection(Section):
     """How weights are trained."""
 

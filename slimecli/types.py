@@ -96,16 +96,17 @@ class Sample:
         return sum(self.mask)
 
     def get_reward_value(self, key: str | None = None) -> float:
-        """The score as one number; `key` picks from named scores."""
+        """The score as one number; `key` picks from named scores, without one the score named `score`."""
         if self.reward is None:
             raise DataError(f"sample {self.index} has no reward", "give every sample a reward before it is used")
         if isinstance(self.reward, dict):
-            if key is None or key not in self.reward:
+            name = key or "score"
+            if name not in self.reward:
                 raise DataError(
                     f"sample {self.index} has rewards {sorted(self.reward)} but reward.key is {key!r}",
                     "set reward.key to one of these names",
                 )
-            return float(self.reward[key])
+            return float(self.reward[name])
         return float(self.reward)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores for answers. REWARDS: name -> function(sample) -> float, each in its own file; own ones by path.
+"""Scores for answers. REWARDS: name -> scorer, each in its own file; own ones by path.
 
 Whatever goes wrong while scoring is a SlimeError that names the scorer and the sample: a failed score is counted by the
 rollout, it never becomes a zero.
@@ -7,22 +7,19 @@ rollout, it never becomes a zero.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import inspect
 import math
-import os
-import queue
-import threading
-import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from slimecli.data_tools.hooks import load_hook
 from slimecli.data_tools.rewards.extract import extract_boxed
-from slimecli.errors import DataError, SlimeError
+from slimecli.data_tools.rewards.threads import Gate, in_thread
+from slimecli.errors import DataError, SlimeError, UsageError
 from slimecli.lookup import look_up
-from slimecli.recipe_sections import RewardSection
+from slimecli.recipe_reward import RewardSection
 from slimecli.types import Sample
 
 REWARDS: dict[str, str] = {
@@ -30,15 +27,27 @@ REWARDS: dict[str, str] = {
     "exact": "slimecli.data_tools.rewards.text:exact",
     "regex": "slimecli.data_tools.rewards.text:regex",
     "f1": "slimecli.data_tools.rewards.text:f1",
+    "format": "slimecli.data_tools.rewards.answers:form",
     "math": "slimecli.data_tools.rewards.mathematics:score",
+    "math_verify": "slimecli.data_tools.rewards.math_verify:score",
+    "deepscaler": "slimecli.data_tools.rewards.answers:deepscaler",
+    "dapo": "slimecli.data_tools.rewards.answers:dapo",
+    "gpqa": "slimecli.data_tools.rewards.answers:gpqa",
+    "ifbench": "slimecli.data_tools.rewards.ifbench:score",
+    "code": "slimecli.data_tools.rewards.code:CodeReward",
+    "remote_rm": "slimecli.data_tools.rewards.remote:RemoteReward",
+    "judge": "slimecli.data_tools.rewards.judge:JudgeReward",
+    "tournament": "slimecli.data_tools.rewards.tournament:TournamentReward",
+    "mix": "slimecli.data_tools.rewards.mix:MixReward",
 }
-"""rm_type -> function(response, label, metadata) -> score. `boxed_NAME` scores the last \\boxed{} of the response."""
-
-Scorer = Callable[[str, str | None, dict[str, Any]], float]
-RewardHook = Callable[..., Any]
+"""rm_type -> a quick function (response, label, metadata) -> score, or a class that is made with the recipe's reward
+section and called with (args, sample), with (args, samples) where its `group` is true. `boxed_NAME` scores the last
+\\boxed{} of the response."""
 
 MAX_PARALLEL = 8
-"""scores computed at the same time; the deadline of one starts when its turn comes"""
+"""scores of own functions computed at the same time; the deadline of one starts when its turn comes"""
+
+Scorer = Callable[[str, str | None, dict[str, Any]], float | dict[str, float]]
 
 
 class RewardTimeout(SlimeError):
@@ -46,68 +55,49 @@ class RewardTimeout(SlimeError):
 
 
 @cache
-def load_scorer(name: str) -> Scorer:
-    """The built-in scorer of that name."""
+def load_scorer(name: str) -> Any:
+    """The built-in scorer of that name: a function, or a class of scorers."""
     base = name.removeprefix("boxed_")
-    function: Scorer = look_up(
+    scorer = look_up(
         REWARDS, base, "reward type", "types: {known}, each also as boxed_NAME; or reward.path = file.py:function"
     )
-    if base == name:
-        return function
-    return lambda response, label, metadata: function(extract_boxed(response) or "", label, metadata)
+    if base == name or inspect.isclass(scorer):
+        return scorer
+    return lambda response, label, metadata: scorer(extract_boxed(response) or "", label, metadata)
 
 
-def load_reward(section: RewardSection) -> Reward:
+def load_reward(section: RewardSection, *, fixed: bool = False) -> Reward:
     """The reward function of a recipe: async (args, sample, **kw) -> float or named floats.
 
-    With `section.group` it takes a list of samples and returns as many scores. Loading checks the name and signature;
-    calling enforces `timeout_s` (RewardTimeout) and wraps what the scorer raises.
+    With `section.group` it takes a list of samples and returns as many scores. Loading checks the name, the settings and
+    the signature; calling enforces `timeout_s` (RewardTimeout) and wraps what the scorer raises.
+
+    Args:
+        fixed: a row's metadata.rm_type does not replace the scorer.
     """
     if section.path:
         hook = load_hook(section.path, ("args", "samples" if section.group else "sample"))
-        name = section.path
-    else:
-        load_scorer(section.type)
-        hook, name = _builtin(section), section.type
-    return Reward(hook, name, section.timeout_s, own=bool(section.path))
+        return Own(hook, section.path, section)
+    return BuiltIn(section, fixed=fixed)
 
 
 class Reward:
     """A loaded reward function: called with a sample, or with a group where it scores groups."""
 
-    def __init__(self, hook: RewardHook, name: str, timeout_s: float, *, own: bool) -> None:
-        self._hook = hook
+    group: bool
+    """needs the whole group at once"""
+
+    def __init__(self, name: str, section: RewardSection) -> None:
         self._name = name
-        self._timeout_s = timeout_s
-        self._own = own
-        self._gate = _Gate()
+        self._timeout_s = section.timeout_s
 
     async def __call__(self, args: Any, subject: Any, **kwargs: Any) -> Any:
         """The score, or with a list the scores."""
-        async with self._gate.here():
-            result = await _call(self._hook, self._name, self._timeout_s, args, subject, kwargs)
-        if isinstance(subject, list):
-            return _check_group(result, subject, self._name)
-        return _check_score(result, subject, self._name)
+        raise UsageError(f"reward {self._name} cannot be called", "use load_reward")
 
     async def each(self, args: Any, samples: list[Sample]) -> list[Any]:
-        """A score, or the SlimeError instead of it, per sample.
-
-        The built-in scorers are quick and share one thread for all samples, and one deadline; own functions run, fail
-        and time out one by one.
-        """
-        if self._own:
-            return list(await asyncio.gather(*(self._outcome(args, s) for s in samples)))
-
-        def work() -> list[Any]:
-            return [self._outcome_here(args, s) for s in samples]
-
-        try:
-            async with self._gate.here(), asyncio.timeout(self._timeout_s):
-                return list(await _in_thread(work))
-        except TimeoutError:
-            late = _too_late(self._name, self._timeout_s, samples)
-            return [late for _ in samples]
+        """A score, or the SlimeError instead of it, per sample. They run, fail and time out one by one."""
+        return list(await asyncio.gather(*(self._outcome(args, s) for s in samples)))
 
     async def _outcome(self, args: Any, sample: Sample) -> Any:
         try:
@@ -115,40 +105,141 @@ class Reward:
         except SlimeError as error:
             return error
 
-    def _outcome_here(self, args: Any, sample: Sample) -> Any:
+    async def _timed(self, gate: Gate, call: Callable[[], Any], name: str, subject: Any) -> Any:
+        """The checked result of a call that gives a score, or an awaitable of one."""
         try:
-            return _check_score(self._hook(args, sample), sample, self._name)
+            async with gate.here(), asyncio.timeout(self._timeout_s) as deadline:
+                result = call()
+                result = await result if inspect.isawaitable(result) else result
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise _wrap(error, name, subject) from error
+            raise _too_late(name, self._timeout_s, subject) from None
         except SlimeError as error:
-            return _told(error, self._name, sample)
-        except Exception as error:  # data may break a scorer in any way; it goes on as a SlimeError with its cause
-            return _wrap(error, self._name, sample)
-
-
-def _builtin(section: RewardSection) -> RewardHook:
-    def score(args: Any, subject: Sample | list[Sample], **kwargs: Any) -> Any:
-        if isinstance(subject, list):
-            return [score(args, s) for s in subject]
-        scorer = load_scorer(subject.metadata.get("rm_type") or section.type)
-        return scorer(subject.response, subject.label, subject.metadata)
-
-    return score
-
-
-async def _call(hook: RewardHook, name: str, timeout_s: float, args: Any, subject: Any, kwargs: dict[str, Any]) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            if _is_async(hook):
-                return await hook(args, subject, **kwargs)
-            result = await _in_thread(lambda: hook(args, subject, **kwargs))
-            return await result if inspect.isawaitable(result) else result
-    except TimeoutError as error:
-        if not deadline.expired():
+            raise _told(error, name, subject) from error
+        except Exception as error:  # a user's function may raise anything; it goes on as a SlimeError with its cause
             raise _wrap(error, name, subject) from error
-        raise _too_late(name, timeout_s, subject) from None
-    except SlimeError as error:
-        raise _told(error, name, subject) from error
-    except Exception as error:  # a user's function may raise anything; it goes on as a SlimeError with its cause
-        raise _wrap(error, name, subject) from error
+        return _check_group(result, subject, name) if isinstance(subject, list) else _check_score(result, subject, name)
+
+
+class Own(Reward):
+    """A user's function; one that is not async runs in a thread."""
+
+    def __init__(self, hook: Callable[..., Any], name: str, section: RewardSection) -> None:
+        super().__init__(name, section)
+        self.group = section.group
+        self._hook = hook
+        self._gate = Gate(MAX_PARALLEL)
+
+    async def __call__(self, args: Any, subject: Any, **kwargs: Any) -> Any:
+        """The score, or with a list the scores."""
+        return await self._timed(self._gate, lambda: self._call(args, subject, kwargs), self._name, subject)
+
+    async def _call(self, args: Any, subject: Any, kwargs: dict[str, Any]) -> Any:
+        if _is_async(self._hook):
+            return await self._hook(args, subject, **kwargs)
+        result = await in_thread(lambda: self._hook(args, subject, **kwargs))
+        return await result if inspect.isawaitable(result) else result
+
+
+class BuiltIn(Reward):
+    """A scorer of the registry, which a row may replace by naming another as metadata.rm_type."""
+
+    def __init__(self, section: RewardSection, *, fixed: bool) -> None:
+        super().__init__(section.type, section)
+        self._section = section
+        self._fixed = fixed
+        self._made: dict[str, Any] = {}
+        self._gates: dict[str, Gate] = {}
+        self.group = bool(getattr(self._scorer(section.type), "group", False))
+
+    async def __call__(self, args: Any, subject: Any, **kwargs: Any) -> Any:
+        """The score, or with a list the scores."""
+        if isinstance(subject, list) and self.group:
+            scorer = self._scorer(self._name)
+            return await self._timed(self._gates[self._name], lambda: scorer(args, subject), self._name, subject)
+        outcomes = await self.each(args, subject if isinstance(subject, list) else [subject])
+        for outcome in outcomes:
+            if isinstance(outcome, SlimeError):
+                raise outcome
+        return outcomes if isinstance(subject, list) else outcomes[0]
+
+    async def each(self, args: Any, samples: list[Sample]) -> list[Any]:
+        """A score, or the SlimeError instead of it, per sample.
+
+        Quick scorers share one thread and one deadline for all samples; of those that run out of it, the ones that are
+        done count. The others (code, servers) run one by one.
+        """
+        outcomes: list[Any] = [None] * len(samples)
+        quick: list[tuple[int, Scorer]] = []
+        slow = []
+        for place, sample in enumerate(samples):
+            try:
+                scorer = self._scorer(self._kind(sample))
+            except SlimeError as error:
+                outcomes[place] = _told(error, self._kind(sample), sample)
+                continue
+            if inspect.isfunction(scorer):
+                quick.append((place, scorer))
+            else:
+                slow.append((place, self._one(args, sample, scorer)))
+
+        async def keep(place: int, coming: Any) -> None:
+            outcomes[place] = await coming
+
+        tasks = [keep(place, coming) for place, coming in slow]
+        if quick:
+            tasks.append(self._quick(quick, samples, outcomes))
+        await asyncio.gather(*tasks)
+        return outcomes
+
+    async def _quick(self, todo: list[tuple[int, Scorer]], samples: list[Sample], outcomes: list[Any]) -> None:
+        done: dict[int, Any] = {}
+
+        def work() -> None:
+            for place, scorer in todo:
+                done[place] = self._outcome_here(scorer, samples[place])
+
+        try:
+            async with self._gates.setdefault("", Gate(MAX_PARALLEL)).here(), asyncio.timeout(self._timeout_s):
+                await in_thread(work)
+        except TimeoutError:
+            pass
+        finished = dict(done)  # the thread may still be at work
+        for place, _ in todo:
+            late = _too_late(self._name, self._timeout_s, samples[place])
+            outcomes[place] = finished.get(place, late)
+
+    def _outcome_here(self, scorer: Scorer, sample: Sample) -> Any:
+        name = self._kind(sample)
+        try:
+            return _check_score(scorer(sample.response, sample.label, sample.metadata), sample, name)
+        except SlimeError as error:
+            return _told(error, name, sample)
+        except Exception as error:  # data may break a scorer in any way; it goes on as a SlimeError with its cause
+            return _wrap(error, name, sample)
+
+    async def _one(self, args: Any, sample: Sample, scorer: Any) -> Any:
+        name = self._kind(sample)
+        if name.startswith("boxed_"):
+            sample = dataclasses.replace(sample, response=extract_boxed(sample.response) or "")
+        try:
+            if getattr(scorer, "group", False):
+                raise UsageError(f"{name} ranks whole groups", "--set reward.group=true, and one scorer for all rows")
+            return await self._timed(self._gates[name], lambda: scorer(args, sample), name, sample)
+        except SlimeError as error:
+            return error
+
+    def _kind(self, sample: Sample) -> str:
+        return str((not self._fixed and sample.metadata.get("rm_type")) or self._name)
+
+    def _scorer(self, name: str) -> Any:
+        """A function, or an object made once with the recipe's settings."""
+        if name not in self._made:
+            scorer = load_scorer(name)
+            self._made[name] = scorer(self._section) if inspect.isclass(scorer) else scorer
+            self._gates[name] = Gate(getattr(scorer, "parallel", MAX_PARALLEL))
+        return self._made[name]
 
 
 def _too_late(name: str, timeout_s: float, subject: Any) -> RewardTimeout:
@@ -159,7 +250,7 @@ def _too_late(name: str, timeout_s: float, subject: Any) -> RewardTimeout:
 
 
 def _told(error: SlimeError, name: str, subject: Any) -> SlimeError:
-    kind = DataError if isinstance(error, DataError) else SlimeError
+    kind = next((k for k in (DataError, UsageError, RewardTimeout) if isinstance(error, k)), SlimeError)
     return kind(f"reward {name} for {_who(subject)}: {error.what}", error.fix)
 
 
@@ -170,71 +261,8 @@ def _wrap(error: Exception, name: str, subject: Any) -> SlimeError:
     )
 
 
-def _is_async(hook: RewardHook) -> bool:
+def _is_async(hook: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
-
-
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run in a daemon thread: one that hangs past its deadline must not keep the process from ending.
-
-    Threads are kept for the next call, because starting one costs more than most scorers; one that hangs is not.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def deliver(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def work() -> Callable[[], None]:
-        result, failure = None, None
-        try:
-            result = call()
-        except BaseException as error:  # carried to the waiting coroutine
-            failure = error if not isinstance(error, StopIteration) else RuntimeError("StopIteration")
-        return lambda: tell(result, failure)
-
-    def tell(result: Any, failure: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, result, failure)
-
-    try:
-        inbox = _idle_threads.pop()
-    except IndexError:
-        inbox = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(inbox,), daemon=True, name="slime-reward").start()
-    inbox.put(work)
-    return await future
-
-
-_Inbox = queue.SimpleQueue[Callable[[], Callable[[], None]]]
-_idle_threads: list[_Inbox] = []
-"""inboxes of the threads that wait for work"""
-os.register_at_fork(after_in_child=_idle_threads.clear)  # a forked child has the list, not the threads
-
-
-def _serve(inbox: _Inbox) -> None:
-    """Body of a reward thread: it is free again before its caller hears, so that the next call finds it."""
-    while True:
-        tell = inbox.get()()
-        _idle_threads.append(inbox)
-        tell()
-
-
-class _Gate:
-    """A semaphore per event loop, so that one reward function serves several `asyncio.run` calls."""
-
-    def __init__(self) -> None:
-        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def here(self) -> asyncio.Semaphore:
-        return self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_PARALLEL))
 
 
 def _check_score(result: Any, sample: Sample, name: str) -> float | dict[str, float]:

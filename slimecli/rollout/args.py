@@ -35,6 +35,7 @@ FLAGS: dict[str, str] = {
     "custom_generate_function_path": "rollout.custom_generate",
     "sglang_server_concurrency": "rollout.concurrency",
     "rm_type": "reward.type",
+    "rm_url": "reward.rm_url",
     "custom_rm_path": "reward.path",
     "reward_key": "reward.key",
     "group_rm": "reward.group",

@@ -10,6 +10,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "data_tools",
         "recipe",
         "recipe_algo",
+        "recipe_reward",
         "recipe_sections",
         "rundir",
         "protocols",

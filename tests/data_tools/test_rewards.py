@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from slimecli.data_tools.rewards import REWARDS, RewardTimeout, _idle_threads, load_reward
+from slimecli.data_tools.rewards import REWARDS, RewardTimeout, load_reward
 from slimecli.data_tools.rewards.extract import extract_boxed, last_number
 from slimecli.data_tools.rewards.mathematics import equal
+from slimecli.data_tools.rewards.threads import idle_threads
 from slimecli.data_tools.sources import open_source
 from slimecli.errors import DataError, SlimeError, UsageError
-from slimecli.recipe_sections import RewardSection
+from slimecli.recipe_reward import RewardSection
 from slimecli.types import Sample
 
 
@@ -232,8 +233,10 @@ def test_signature_is_checked_at_load(own):
 
 
 def test_registry_points_at_functions():
+    server = {"url": "http://127.0.0.1:1"}
     for name in REWARDS:
-        assert callable(load_reward(RewardSection(type=name)))
+        section = {"rm_url": server["url"], "judge": server, "mix": {"math": 1.0}, "group": name == "tournament"}
+        assert callable(load_reward(RewardSection.model_validate(section | {"type": name})))
 
 
 def test_each_keeps_failures_apart():
@@ -265,7 +268,7 @@ def test_each_meets_its_deadline(monkeypatch):
 
 def test_a_forked_child_starts_threads_of_its_own():
     assert score("81", "81") == 1.0
-    assert _idle_threads, "the thread of the call above waits for work"
+    assert idle_threads, "the thread of the call above waits for work"
     context = multiprocessing.get_context("fork")
     child = context.Process(target=lambda: os._exit(0 if score("81", "81", timeout_s=5) == 1.0 else 1))
     child.start()
