@@ -9,11 +9,13 @@ There is no random state: what might be random in a step is seeded by (run seed,
 from __future__ import annotations
 
 import argparse
+import queue
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from slimecli import files
 from slimecli.errors import DataError
@@ -32,6 +34,10 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
     if dist.get_rank() == 0:
         iteration.mkdir()
     dist.barrier()
+    _hand_results_over_here()
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        # before the first step there are no moments, and megatron-core cannot save that
+        part.init_state_fn(part.optimizer, part.config)
     tree = _tree(chunks, optimizer, is_loading=False)
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
     dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
@@ -52,15 +58,23 @@ def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = dist_checkpointing.load(tree, str(iteration))
-    except (KeyError, RuntimeError, ValueError, AssertionError) as error:
+    except (CheckpointException, KeyError, RuntimeError, ValueError, AssertionError) as error:
         raise DataError(
-            f"{iteration} does not fit this model: {error}", "resume with the model and optimizer it was saved with"
+            f"{iteration} does not fit this model: {_reason(error)}",
+            "resume with the model and optimizer it was saved with",
         ) from error
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(loaded[name], strict=True)
     step = int(loaded["iteration"])
     optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], step))
     return step
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, of a collective failure the first rank's."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _at_step(optimizer: Any, loaded: dict[Any, Any], step: int) -> dict[Any, Any]:
@@ -79,6 +93,15 @@ def _at_step(optimizer: Any, loaded: dict[Any, Any], step: int) -> dict[Any, Any
             state["param_groups"] = groups
         found[number] = state
     return found if len(parts) > 1 else found[0]
+
+
+def _hand_results_over_here() -> None:
+    """megatron-core starts a server process (seconds, and an import of the main module) through which saves that go on
+    in other processes hand back what they wrote. Ours end here, so that a queue of this process will do."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.SimpleQueue()
 
 
 def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
@@ -122,9 +145,10 @@ def _check_safe(iteration: Path) -> None:
     """megatron-core unpickles `.metadata` and `common.pt`: see first that they can do nothing but hold data."""
     TorchDist(iteration)
     common = iteration / "common.pt"
-    if common.is_file():
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            try:
-                torch.load(common, weights_only=True, map_location="cpu")
-            except Exception as error:
-                raise DataError(f"{common} is damaged or holds code: {error}", "use a checkpoint you wrote") from None
+    if not common.is_file():
+        raise DataError(f"{common} is missing", "resume from another checkpoint")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        try:
+            torch.load(common, weights_only=True, map_location="cpu")
+        except Exception as error:
+            raise DataError(f"{common} is damaged or holds code: {error}", "use a checkpoint you wrote") from None

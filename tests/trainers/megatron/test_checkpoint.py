@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from slimecli.trainers import open_trainer
@@ -116,3 +118,78 @@ def test_it_converts_to_exactly_the_weights(saved, tmp_path, family, layout):
     found = load_file(tmp_path / "hf" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(np.array_equal(found[name].numpy(), weights[name]) for name in weights)
+
+
+def test_the_same_state_makes_the_same_files(saved, tmp_path):
+    folder, first, _, _ = saved("qwen3", "TP2")
+    run(two_steps_and_one, folder, tmp_path, "TP2")
+    names = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
+    assert names == sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
+    assert Path("iter_0000002/.metadata") in names
+    for name in names:
+        if name.suffix == ".distcp" or name.parts[0] == "hf":
+            assert (first / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def saved_at_once(folder: Path, out: Path, options: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Save before the first step."""
+    trainer = open_trainer(made.recipe(*options), folder, total_steps=5)
+    trainer.save(out)
+    return weights_of(trainer)
+
+
+def test_a_checkpoint_of_no_step(model_of, tmp_path):
+    folder = model_of("qwen3_moe", 4)
+    weights = run(saved_at_once, folder, tmp_path, "EP2")
+    found, loaded = run(continued, folder, tmp_path, "TP2 EP2")
+    assert all(np.array_equal(weights[name], loaded[name]) for name in weights)
+    assert found[2] == pytest.approx(made.recipe().trainer.lr * 4 / 5)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def evil(path: Path) -> None:
+    import os
+
+    torch.save({"iteration": Evil(os.system, ("exit 1",))}, path)
+
+
+class Evil:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "said"),
+    [
+        ("latest_checkpointed_iteration.txt", Path.unlink, "latest_checkpointed_iteration.txt"),
+        ("iter_0000002/.metadata", Path.unlink, ".metadata"),
+        ("iter_0000002/__1_0.distcp", Path.unlink, "__1_0.distcp"),
+        ("iter_0000002/__1_0.distcp", truncated, "__1_0.distcp"),
+        ("iter_0000002/common.pt", Path.unlink, "common.pt"),
+        ("iter_0000002/common.pt", truncated, "common.pt"),
+        ("iter_0000002/common.pt", evil, "common.pt"),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_what_is_missing_or_damaged_is_named(saved, tmp_path, file, harm, said):
+    folder, out, _, _ = saved("qwen3", "TP2")
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    harm(tmp_path / file)
+    with pytest.raises(AssertionError) as caught:
+        run(continued, folder, tmp_path, "one")
+    assert "DataError" in str(caught.value)
+    assert said in str(caught.value).rpartition("DataError")[2]
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved, model_of):
+    _, out, _, _ = saved("qwen3", "TP2")
+    with pytest.raises(AssertionError, match="DataError: .* does not fit this model: it has no 'output_layer.weight'"):
+        run(continued, model_of("llama", 4), out, "one")
