@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from slimecli import __version__, console
+from slimecli import __version__, console, env
 from slimecli.errors import ExitCode, SlimeError
 
 COMMANDS: dict[str, str] = {
@@ -98,7 +98,8 @@ def _global_options(
 
 def main() -> None:
     """Entry point of the `slime` command."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    if env.distributed_rank()[0] == 0:  # the others answer to this one, and die at once when torchrun ends them
+        signal.signal(signal.SIGTERM, _on_sigterm)
     sys.exit(run(sys.argv[1:]))
 
 

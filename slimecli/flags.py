@@ -22,7 +22,7 @@ def megatron_overrides(words: Sequence[str]) -> tuple[str, ...]:
         else:
             raise UsageError(
                 f"{word!r} is no option",
-                "options begin with --; arguments for Megatron come last: -- --tensor-model-parallel-size 2",
+                "options begin with --, see --help; Megatron's arguments come last: -- --tensor-model-parallel-size 2",
             )
     for name, values in found:
         if len(values) > 1:

@@ -43,6 +43,10 @@ def tree(rows, **sections):
     return base
 
 
+def megatron(processes=1, **arguments):
+    return {"trainer": {"backend": "megatron", "processes": processes}, "megatron": arguments}
+
+
 def problems(rows, **sections):
     with pytest.raises(RecipeError) as caught:
         check_recipe(validate_recipe(tree(rows, **sections)))
@@ -86,7 +90,23 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"trainer": {"warmup_steps": 11}}, "above the run's 10 steps"),
         ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
         ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
-        ({"trainer": {"backend": "megatron"}}, "`trainer.backend` = 'megatron' is unknown"),
+        (megatron(tensor_model_parallel_size=2), "trainer.processes = 1 is not a multiple of TP x PP x CP = 2; 2"),
+        (megatron(3, tensor_model_parallel_size=3), "does not divide the 16 query heads; 2 or 4 does"),
+        (megatron(3, pipeline_model_parallel_size=3), "decoder-last-pipeline-num-layers 8 leaves equal stages"),
+        (megatron(2, expert_model_parallel_size=2), "qwen3-0.6b has no experts"),
+        (megatron(**{"tensor-model-paralel-size": 2}), "(did you mean 'tensor-model-parallel-size'?)"),
+        (megatron(num_layers=3), "it follows from the model (qwen3-0.6b)"),
+        (megatron(lr=3), "the recipe says that in trainer.lr"),
+        (megatron(sequence_parallel=1), "it takes true or false"),
+        (megatron(tensor_model_parallel_size="two"), "it takes a whole number above 0"),
+        (megatron(recompute_granularity="ful"), "it takes one of 'full', 'selective'"),
+        (megatron(recompute_granularity="full"), "needs recompute_method ('uniform' or 'block')"),
+        (megatron(overlap_param_gather=True), "needs overlap_grad_reduce = true"),
+        (megatron(hidden_dropout=0.1), "slime sets 0.0, since log-probs of the engine and the trainer must agree"),
+        (megatron(optimizer_cpu_offload=True), "needs a GPU"),
+        (megatron(spec="nowhere_at_all:f"), "there is no module nowhere_at_all"),
+        (megatron() | {"model": {"name": "qwen3-next-80b-a3b-thinking"}}, "has gated-delta layers"),
+        (megatron(2, tensor_model_parallel_size=2) | {"model": {"name": "qwen3-30b-a3b"}}, "sequence-parallel = true"),
         ({"engine": {"backend": "sglang", "urls": ["http://h:1"]}, "sglang": {"a": 1}}, "arguments of their own"),
         ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),
         ({"sync": {"kind": "in_process"}}, "two processes"),

@@ -1,8 +1,8 @@
 """Trainer ranks as torchrun starts them, without Ray: rank 0 does the command, the others do what it says.
 
 Rank 0 announces every call on the trainer in a process group of its own; all ranks make the call, and only rank 0
-writes and prints. What another rank fails with, rank 0 raises: it is left in torchrun's store before that rank lets go
-of its connections, which is what wakes a rank 0 that waits in a collective.
+writes and prints. What another rank fails with, rank 0 raises: it is left in torchrun's store before that rank ends,
+which closes its connections and so wakes a rank 0 that waits in a collective.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import json
 import signal
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
 _PATIENCE = datetime.timedelta(days=1)
 """how long ranks wait for rank 0 to say something; a dead rank is noticed at once, whatever the deadline"""
 _ERROR = "slime/error"
-_TELLING_S = 20.0
-"""how long a rank that failed stays, for torchrun to end it when rank 0 has told why; leaving would end rank 0 first"""
+
+
+class _Ended(KeyboardInterrupt):
+    """torchrun's SIGTERM: another rank has ended, or torchrun itself was told to stop."""
 
 
 class TorchrunCluster(LocalCluster):
@@ -74,6 +75,7 @@ class Ranks:
     """the other ranks have been let go"""
 
     def __init__(self, run: RunDir, threads: int) -> None:
+        signal.signal(signal.SIGTERM, _on_sigterm)
         self._control = _join(threads)
         self._host = TrainerHost("", threads)
         self._is_whole = True
@@ -84,9 +86,10 @@ class Ranks:
         try:
             self._say(method, *args)
             return getattr(self._host, method)(*args)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this rank ends by itself, and has something to say first
             self._is_whole = False
-            if lost_peer(error):
+            if lost_peer(error) or isinstance(error, _Ended):
                 raise _error_of_others(f"the trainer was busy with `{method}`") from error
             raise
 
@@ -138,6 +141,10 @@ class RanksTrainer:
             self._ranks.call("close")
 
 
+def _on_sigterm(number: int, frame: Any) -> None:
+    raise _Ended
+
+
 @contextlib.contextmanager
 def leading() -> Iterator[None]:
     """Around rank 0's command: at its end the other ranks are let go, also where no trainer was needed."""
@@ -171,7 +178,7 @@ def follow() -> int:
 
 
 def _leave(error: Exception) -> int:
-    """Tell rank 0 what happened here, wake it, and give it time to say so."""
+    """Leave what happened here for rank 0."""
     import torch.distributed as dist
 
     known = error if isinstance(error, SlimeError) else None
@@ -182,8 +189,6 @@ def _leave(error: Exception) -> int:
     what = known.what if known else f"{type(error).__name__}: {error}"
     fix = known.fix if known else f"see trainer_{rank}.log in logs/latest of the run"
     store.set(_ERROR, json.dumps({"rank": rank, "what": what, "fix": fix, "exit_code": int(code)}))
-    _let_go()
-    time.sleep(_TELLING_S)
     return code
 
 
@@ -195,7 +200,7 @@ def _error_of_others(doing: str) -> SlimeError:
     except RuntimeError:
         return SlimeError(
             f"a trainer process died while {doing}",
-            "torchrun tells which one below; the run goes on from its last checkpoint: start the command again",
+            "torchrun tells which one, below; the run is as after its last checkpoint: start the command again",
         )
     told = json.loads(store.get(_ERROR))
     error = SlimeError(f"trainer process {told['rank']}: {told['what']}", told["fix"])

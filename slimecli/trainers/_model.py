@@ -68,6 +68,8 @@ def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
         raise DataError(
             f"{model_dir} lacks {len(lacking)} weight(s), e.g. {lacking[0]}", "download or export the model again"
         )
+    # Nothing is padded here, and an answer may hold the padding token: its embedding is learnt like every other.
+    hf.get_input_embeddings().padding_idx = None
     # Evaluation mode means no dropout, which would make policy and engine differ; gradients flow all the same.
     model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens).eval()
     _check_names(model, model_dir)

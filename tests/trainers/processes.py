@@ -9,6 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _child(
     rank: int, world: int, port: int, join: bool, work: Callable[..., Any], args: tuple[Any, ...], answers: Any
 ) -> None:
@@ -34,9 +41,7 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any, join: bool = Tru
     Args:
         join: enter the process group first; False leaves that to `work`.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     children = [context.Process(target=_child, args=(r, world, port, join, work, args, answers)) for r in range(world)]

@@ -265,8 +265,10 @@ def test_a_model_that_mixes_packed_samples_is_refused(tmp_path):
 
 
 def test_wrong_backend_or_process_count(qwen):
-    with pytest.raises(UsageError, match="no trainer 'megatron'"):
-        open_trainer(made.recipe("trainer.backend=megatron"), qwen, total_steps=1)
+    recipe = made.recipe()
+    section = recipe.trainer.model_copy(update={"backend": "fsdq"})
+    with pytest.raises(UsageError, match="no trainer 'fsdq'.*did you mean 'fsdp'"):
+        open_trainer(recipe.model_copy(update={"trainer": section}), qwen, total_steps=1)
     with pytest.raises(SlimeError, match=r"runs in 1 process.*recipe says 2"):
         made.trainer(qwen, "trainer.processes=2")
 
