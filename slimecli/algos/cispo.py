@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from slimecli.algos import Algorithm, LossInputs
-from slimecli.algos._policy import completed, log_ratio
 from slimecli.algos.grpo import advantages
+from slimecli.algos.policy import completed, log_ratio
 from slimecli.recipe_algo import AlgoSection
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from slimecli.algos import LossInputs
-from slimecli.algos._functions import per_sample_mean, per_sample_sum, per_token
+from slimecli.algos.functions import per_sample_mean, per_sample_sum, per_token
 from slimecli.errors import DataError
 from slimecli.recipe_algo import AlgoSection, CorrectionSection
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slimecli.algos import Algorithm
-from slimecli.algos._policy import compared, penalised_rewards, ppo_loss, spread
+from slimecli.algos.policy import compared, penalised_rewards, ppo_loss, spread
 from slimecli.batch import TrainBatch
 from slimecli.recipe_algo import AlgoSection
 

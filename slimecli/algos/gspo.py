@@ -16,9 +16,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from slimecli.algos import Algorithm, LossInputs
-from slimecli.algos._functions import per_sample_mean, per_token
-from slimecli.algos._policy import clipped_loss, completed, log_ratio
+from slimecli.algos.functions import per_sample_mean, per_token
 from slimecli.algos.grpo import advantages
+from slimecli.algos.policy import clipped_loss, completed, log_ratio
 from slimecli.recipe_algo import AlgoSection
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from slimecli.algos import Algorithm
-from slimecli.algos._functions import whiten
-from slimecli.algos._policy import ppo_loss, token_penalty
-from slimecli.algos._returns import at_last_step, discounted_returns
+from slimecli.algos.functions import whiten
+from slimecli.algos.policy import ppo_loss, token_penalty
+from slimecli.algos.returns import at_last_step, discounted_returns
 from slimecli.batch import TrainBatch
 from slimecli.recipe_algo import AlgoSection
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from slimecli.algos import Algorithm
-from slimecli.algos._functions import per_token, whiten
-from slimecli.algos._policy import compared, ppo_loss, token_penalty
+from slimecli.algos.functions import per_token, whiten
+from slimecli.algos.policy import compared, ppo_loss, token_penalty
 from slimecli.batch import TrainBatch
 from slimecli.recipe_algo import AlgoSection
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from slimecli.algos import Algorithm
-from slimecli.algos._functions import leave_one_out
-from slimecli.algos._policy import penalised_rewards, ppo_loss, spread
+from slimecli.algos.functions import leave_one_out
+from slimecli.algos.policy import penalised_rewards, ppo_loss, spread
 from slimecli.batch import TrainBatch
 from slimecli.recipe_algo import AlgoSection
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from slimecli.algos import ALGORITHMS, algorithm
-from slimecli.algos._functions import (
+from slimecli.algos.functions import (
     clipped_surrogate,
     group_centred,
     kl_estimate,
@@ -19,6 +21,8 @@ from slimecli.algos._functions import (
     whiten,
 )
 from slimecli.errors import UsageError
+from slimecli.recipe_algo import AlgoSection
+from tests.algos import made
 
 
 def test_group_centred_by_hand():
@@ -169,3 +173,17 @@ def test_an_own_algorithm_by_path(tmp_path, form):
         algorithm(f"{path}:WRONG")
     with pytest.raises(UsageError, match=f"has no '{form}x'"):
         algorithm(f"{path}:{form}x")
+
+
+def test_the_example_of_the_docs_is_an_algorithm(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    mine, section = algorithm(f"{path}:MINE"), AlgoSection()
+    batch = made.batch([[(1.0, [1, 1]), (0.0, [0, 1])]])
+    assert mine.advantages(batch, section).tolist() == [0.5, 0.5, 0, 0, -0.5, 0]
+    ready = made.ready(mine, section, batch)
+    log_probs = torch.zeros(batch.num_tokens, requires_grad=True)
+    made.step_loss(mine, section, ready, log_probs).backward()
+    assert log_probs.grad.tolist() == pytest.approx([-0.125, -0.125, 0, 0, 0.25, 0])

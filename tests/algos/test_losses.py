@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slimecli.algos import ALGORITHMS, LossInputs, algorithm
-from slimecli.algos._functions import per_sample_mean
+from slimecli.algos.functions import per_sample_mean
 from slimecli.recipe_algo import AlgoSection
 from tests.algos import made
 

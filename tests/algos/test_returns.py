@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from slimecli.algos._returns import at_last_step, clipped_value_loss, discounted_returns, gae
+from slimecli.algos.returns import at_last_step, clipped_value_loss, discounted_returns, gae
 
 ONES = torch.ones(3)
 ONE_SAMPLE = torch.tensor([0, 3])

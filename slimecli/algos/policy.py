@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from slimecli.algos import LossInputs
-from slimecli.algos._functions import (
+from slimecli.algos.correction import corrected
+from slimecli.algos.functions import (
     clipped_surrogate,
     dual_clipped,
     group_centred,
@@ -15,7 +16,6 @@ from slimecli.algos._functions import (
     per_token,
     whiten,
 )
-from slimecli.algos.correction import corrected
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
 from slimecli.recipe_algo import AlgoSection
