@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from slimecli import env
-from slimecli.algos import LossInputs, algorithm
+from slimecli.algos import algorithm
 from slimecli.batch import TrainBatch, plan_micro_batches
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 from slimecli.seeds import derive_seed
 from slimecli.trainers import _checkpoint, _optimizer, _parallel
+from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
 from slimecli.trainers._packing import pack
 from slimecli.types import StepStats
@@ -72,12 +73,13 @@ class FsdpTrainer:
             raise SlimeError(
                 f"optimizer step {self._steps_done + 1}: no token of the batch is trained on", "look at the loss masks"
             )
-        sums: dict[str, Tensor] = {}
-        largest: dict[str, Tensor] = {}
+        if self._reference is not None and batch.ref_log_probs is None:
+            raise SlimeError("the batch has no ref_log_probs", 'set them by Trainer.log_probs(batch, "reference")')
+        tally = Tally()
         with _parallel.seeded(derive_seed(self._seed, "trainer", self._steps_done + 1, self._rank), self._device):
             for indices in self._plan(batch):
-                self._accumulate(batch.select(indices or [0]), sums, largest, counts=bool(indices))
-        metrics = _parallel.reduce_metrics(sums, largest, self._world)
+                self._accumulate(batch.select(indices or [0]), tally, counts=bool(indices))
+        metrics = _parallel.reduce_metrics(tally.sums, tally.largest, self._world)
         norm = _optimizer.gradient_norm(self._parameters)
         _optimizer.check_gradient(float(norm), self._parameters, self._steps_done + 1)
         _optimizer.clip_gradient(norm, self._parameters, self._section.clip_grad)
@@ -88,7 +90,7 @@ class FsdpTrainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         loss = metrics.pop("loss")
-        means = {k: v if k in largest else v / trained for k, v in metrics.items()}
+        means = {k: v if k in tally.largest else v / trained for k, v in metrics.items()}
         budget = self._section.max_tokens_per_micro_batch
         means["oversized_samples"] = float((batch.lengths > budget).sum())
         weighted = int((batch.loss_weight != 0).sum())
@@ -133,43 +135,11 @@ class FsdpTrainer:
         log_probs, entropy = (zeros.index_put((packing.places,), v[packing.predictions]) for v in values)
         return log_probs, entropy
 
-    def _accumulate(
-        self, batch: TrainBatch, sums: dict[str, Tensor], largest: dict[str, Tensor], *, counts: bool
-    ) -> None:
-        """Forward and backward of one micro-batch; adds its sums and raises its maxima."""
+    def _accumulate(self, batch: TrainBatch, tally: Tally, *, counts: bool) -> None:
+        """Forward and backward of one micro-batch."""
         log_probs, entropy = self._forward(self._policy, batch)
-        inputs = self._loss_inputs(batch, log_probs, entropy)
-        per_token, metrics = self._algorithm.loss(inputs, self._algo)
-        loss = (per_token * batch.loss_weight.to(self._device) * float(counts)).sum()
+        loss = weighted_loss(self._algorithm, self._algo, batch, log_probs, entropy, tally, counts=counts)
         loss.backward()  # type: ignore[no-untyped-call]
-        if inputs.rollout_log_probs is not None:
-            gap = (log_probs.detach() - inputs.rollout_log_probs).abs() * inputs.loss_mask
-            metrics = {**metrics, "logprob_gap": gap}
-            key = "logprob_gap_max"
-            largest[key] = torch.maximum(largest.get(key, gap.new_zeros(())), gap.max() * float(counts))
-        masked = {name: (value * inputs.loss_mask).sum() * float(counts) for name, value in metrics.items()}
-        for name, value in {"loss": loss.detach(), **masked}.items():
-            sums[name] = sums.get(name, 0.0) + value.double()
-
-    def _loss_inputs(self, batch: TrainBatch, log_probs: Tensor, entropy: Tensor) -> LossInputs:
-        """A micro-batch as its loss sees it."""
-        if batch.advantages is None:
-            raise SlimeError("the batch has no advantages", "call algorithm.advantages before Trainer.step")
-        if self._reference is not None and batch.ref_log_probs is None:
-            raise SlimeError("the batch has no ref_log_probs", 'set them by Trainer.log_probs(batch, "reference")')
-        return LossInputs(
-            log_probs=log_probs,
-            entropy=entropy,
-            old_log_probs=self._here(batch.old_log_probs),
-            ref_log_probs=self._here(batch.ref_log_probs),
-            rollout_log_probs=self._here(batch.rollout_log_probs),
-            advantages=batch.advantages.to(self._device),
-            loss_mask=batch.loss_mask.to(self._device),
-            cu_seqlens=batch.cu_seqlens.to(self._device),
-        )
-
-    def _here(self, values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.to(self._device)
 
     def _state(self) -> dict[str, Tensor]:
         """KIND/NAME -> live tensor of everything that `save` keeps; creates Adam's moments where there are none yet."""

@@ -169,10 +169,12 @@ def _uneven_collectives() -> None:
             return scatter(own, parts, op=op, group=group, **kwargs)
         joined = torch.cat(parts)
         dist.all_reduce(joined, op=op, group=group)
-        own.copy_(joined.split([len(p) for p in parts])[dist.get_rank(group)])
+        first = sum(len(p) for p in parts[: dist.get_rank(group)])
+        own.copy_(joined[first : first + len(own)])
         return None
 
-    dist.all_gather, dist.reduce_scatter = all_gather, reduce_scatter
+    dist.all_gather = all_gather  # type: ignore[assignment]
+    dist.reduce_scatter = reduce_scatter  # type: ignore[assignment]
 
 
 ANSWERS = (

@@ -63,7 +63,7 @@ def local_length(batch: TrainBatch, *, context_ranks: int, multiple: int) -> int
         multiple: the tensor-parallel size with sequence parallelism, which divides positions over ranks; 1 without.
     """
     parts = _parts(context_ranks)
-    whole = sum(-(-n // parts) * parts for n in batch.lengths.tolist())
+    whole: int = sum(-(-n // parts) * parts for n in batch.lengths.tolist())
     unit = math.lcm(parts, multiple * context_ranks)
     return -(-whole // unit) * unit // context_ranks
 

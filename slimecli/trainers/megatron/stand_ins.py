@@ -132,7 +132,7 @@ class _GroupedLinear(_Stateful):
             config.init_method(weight)
             set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=self.axis, stride=1)
             self.register_parameter(f"weight{i}", weight)
-        self.register_load_state_dict_pre_hook(self._merge_states)
+        self.register_load_state_dict_pre_hook(self._merge_states)  # type: ignore[no-untyped-call]
 
     def _merge_states(self, _: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
         """A checkpoint has an `_extra_state` per expert, the module one for all."""

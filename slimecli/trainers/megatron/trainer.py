@@ -122,9 +122,9 @@ class MegatronTrainer:
         if not done:
             raise SlimeError(f"optimizer step {number}: Megatron's optimizer refused it", "see the log above")
         self._steps_done, self._gathered = number, False
-        metrics = _over_all_ranks(tally)
-        loss = metrics.pop("loss")
-        means = {k: v if k.endswith("_max") else v / trained for k, v in metrics.items()}
+        sums, largest = _over_all_ranks(tally)
+        loss = sums.pop("loss")
+        means = {k: v / trained for k, v in sums.items()} | largest
         budget = self._section.max_tokens_per_micro_batch
         means["oversized_samples"] = float((batch.lengths > budget * self._settings.layout.cp).sum())
         weighted = int((batch.loss_weight != 0).sum())
@@ -163,7 +163,7 @@ class MegatronTrainer:
         return batch.temperature if self._algorithm.needs_rollout else 1.0
 
 
-def _over_all_ranks(tally: Tally) -> dict[str, float]:
+def _over_all_ranks(tally: Tally) -> tuple[dict[str, float], dict[str, float]]:
     """Sums and maxima over the reporting ranks, told to all; the names are known on the last pipeline stage only."""
     mine = (
         {k: float(v) for k, v in tally.sums.items()},
@@ -178,4 +178,4 @@ def _over_all_ranks(tally: Tally) -> dict[str, float]:
             sums[name] = sums.get(name, 0.0) + value
         for name, value in (told or ({}, {}))[1].items():
             largest[name] = max(largest.get(name, 0.0), value)
-    return sums | largest
+    return sums, largest

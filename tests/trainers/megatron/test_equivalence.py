@@ -105,7 +105,13 @@ def test_supervised(model_of, alone, layout):
 
 def test_entropy_bonus_and_no_clipping(model_of, alone):
     folder = model_of("llama", 4)
-    extra = ("algo.entropy_coef=0.01", "trainer.lr=1e3", "trainer.adam_eps=1e4", "trainer.beta1=0", "trainer.clip_grad=0")
+    extra = (
+        "algo.entropy_coef=0.01",
+        "trainer.lr=1e3",
+        "trainer.adam_eps=1e4",
+        "trainer.beta1=0",
+        "trainer.clip_grad=0",
+    )
     layout = megatron(TP2, PP2, processes=4)
     check(observe(folder, (*extra, *layout)), alone(folder, extra), folder)
 
