@@ -69,8 +69,8 @@ def load_scorer(name: str) -> Any:
 def load_reward(section: RewardSection, *, fixed: bool = False) -> Reward:
     """The reward function of a recipe: async (args, sample, **kw) -> float or named floats.
 
-    With `section.group` it takes a list of samples and returns as many scores. Loading checks the name, the settings and
-    the signature; calling enforces `timeout_s` (RewardTimeout) and wraps what the scorer raises.
+    With `section.group` it takes a list of samples and returns as many scores. Loading checks name, settings and
+    signature; calling enforces `timeout_s` (RewardTimeout) and wraps what the scorer raises.
 
     Args:
         fixed: a row's metadata.rm_type does not replace the scorer.
@@ -237,7 +237,8 @@ class BuiltIn(Reward):
         """A function, or an object made once with the recipe's settings."""
         if name not in self._made:
             scorer = load_scorer(name)
-            self._made[name] = scorer(self._section) if inspect.isclass(scorer) else scorer
+            is_class = inspect.isclass(scorer)
+            self._made[name] = scorer(self._section) if is_class else scorer
             self._gates[name] = Gate(getattr(scorer, "parallel", MAX_PARALLEL))
         return self._made[name]
 

@@ -1,4 +1,4 @@
-"""The process behind solver.py: a question a line on stdin, an answer a line on stdout. Nothing of slime is imported."""
+"""The process behind solver.py: a question a line on stdin, an answer a line on stdout. No slime here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ MEMORY = 4 << 30
 
 
 def _equal(first: str, second: str) -> bool:
-    import sympy
+    import sympy as library
 
+    sympy: Any = library
     names: dict[str, Any] = {"pi": sympy.pi, "inf": sympy.oo, "i": sympy.I}
     functions = {n: getattr(sympy, n) for n in ("sqrt", "sin", "cos", "tan", "log", "exp")} | {"ln": sympy.log}
     operators = {

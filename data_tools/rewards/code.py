@@ -86,7 +86,7 @@ def extract_code(response: str) -> str:
 
 
 def read_tests(stored: Any) -> list[dict[str, Any]]:
-    """Tests in one shape: {"input", "output"}, or {"kind": "call", "code", "expected"}, or {"kind": "assert", "code"}."""
+    """Tests in one shape: {"input", "output"}, {"kind": "call", "code", "expected"} or {"kind": "assert", "code"}."""
     try:
         data = json.loads(stored) if isinstance(stored, str) else stored
         if isinstance(data, dict) and "inputs" in data:

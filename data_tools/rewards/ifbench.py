@@ -1,9 +1,9 @@
 """Instructions whose fulfilment a program can check, under the names of IFEval and IFBench.
 
-A row's metadata holds `instruction_id_list` and `kwargs`, a dict for each id (None values are left out), as the published
-data sets do. INSTRUCTIONS lists what is known; ids that need a language model, a tagger or a word list are not, and a
-row with one is an error. Sentences are told by a rule (a full stop, mark or ellipsis, then space and no small letter),
-where the published checkers use NLTK's punkt: counts differ by one at rare abbreviations.
+A row's metadata holds `instruction_id_list` and `kwargs`, a dict for each id (None values are left out), as the
+published data sets do. INSTRUCTIONS lists what is known; ids that need a language model, a tagger or a word list are
+not, and a row with one is an error. Sentences are told by a rule (a mark that ends one, then space and no small
+letter), where the published checkers use NLTK's punkt: counts may differ at rare abbreviations.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 from slimecli.data_tools.rewards.instructions_ifeval import sentences, words
 
@@ -25,7 +26,7 @@ def _word_range(text: str, min_words: int, max_words: int) -> bool:
     return min_words <= len(words(text)) <= max_words
 
 
-def _unique_words(text: str, N: int) -> bool:  # noqa: N803 - the data's name
+def _unique_words(text: str, N: int) -> bool:
     return len({w.strip(string.punctuation + " ") for w in text.lower().split()}) >= N
 
 
@@ -33,7 +34,7 @@ def _conjunctions(text: str, small_n: int) -> bool:
     return len({w.strip(string.punctuation).lower() for w in text.split()} & _CONJUNCTIONS) >= small_n
 
 
-def _numbers(text: str, N: int) -> bool:  # noqa: N803
+def _numbers(text: str, N: int) -> bool:
     return len(re.findall(r"\d+", text.translate(_BARE))) == N
 
 
@@ -97,7 +98,7 @@ def _repeats(text: str, small_n: int) -> bool:
 
 def _no_consecutive(text: str) -> bool:
     letters = [w[0] for w in _bare_words(text)]
-    return all(a != b for a, b in zip(letters, letters[1:], strict=False))
+    return all(a != b for a, b in pairwise(letters))
 
 
 def _keyword_position(text: str, keyword: str, n: int, m: int) -> bool:
@@ -108,14 +109,14 @@ def _keyword_position(text: str, keyword: str, n: int, m: int) -> bool:
     return 1 <= m <= len(said) and said[m - 1] == keyword.lower()
 
 
-def _sentence_keyword(text: str, word: str, N: int) -> bool:  # noqa: N803
+def _sentence_keyword(text: str, word: str, N: int) -> bool:
     found = sentences(text)
     return 1 <= N <= len(found) and bool(re.search(rf"\b{re.escape(word)}\b", found[N - 1], re.IGNORECASE))
 
 
 def _sentence_increment(text: str, small_n: int) -> bool:
     lengths = [len(_bare_words(s)) for s in sentences(text)]
-    return all(b == a + small_n for a, b in zip(lengths, lengths[1:], strict=False))
+    return all(b == a + small_n for a, b in pairwise(lengths))
 
 
 def _brackets(text: str) -> bool:
@@ -166,7 +167,7 @@ def _word_per_line(text: str) -> bool:
 
 def _stairs(text: str) -> bool:
     indents = [len(line) - len(line.lstrip(" ")) for line in text.split("\n") if line.strip()]
-    return all(b > a for a, b in zip(indents, indents[1:], strict=False))
+    return all(b > a for a, b in pairwise(indents))
 
 
 def _special_bullets(text: str, sep: str) -> bool:
@@ -212,7 +213,7 @@ def _words_position(text: str, keyword: str) -> bool:
 def _last_first(text: str) -> bool:
     """Each sentence begins with the word that ended the one before it."""
     said = [_bare_words(s) for s in sentences(text)]
-    return all(a and b and a[-1] == b[0] for a, b in zip(said, said[1:], strict=False))
+    return all(a and b and a[-1] == b[0] for a, b in pairwise(said))
 
 
 def _paragraph_last_first(text: str) -> bool:

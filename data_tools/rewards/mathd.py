@@ -34,7 +34,7 @@ def mathd_equal(given: str, wanted: str) -> bool:
 
 def mathd_normalise(text: str) -> str:
     """The normal form of the MATH data set."""
-    text = text.strip().replace("−", "-")
+    text = several(text.strip()).replace("−", "-")
     whole = re.fullmatch(r"\\text\{(.+?)\}", text)
     text = (whole.group(1) if whole else text).strip()
     for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", "")):
@@ -51,6 +51,11 @@ def mathd_normalise(text: str) -> str:
     text = "\\frac{1}{2}" if text == "0.5" else text
     ratio = re.fullmatch(r"(-?\d+)/(-?\d+)", text)
     return f"\\frac{{{ratio.group(1)}}}{{{ratio.group(2)}}}" if ratio else text
+
+
+def several(text: str) -> str:
+    """`a \\text{ or } b` is two answers, not an answer with a unit."""
+    return re.sub(r"\\(text|mbox)\{\s*(or|and)\s*\}", ",", text)
 
 
 def sympy_equal(given: str, wanted: str) -> bool:
@@ -76,7 +81,7 @@ def _member_equal(given: str, wanted: str) -> bool:
 
 def sympy_normalise(text: str) -> str:
     """PRM800K's normal form: lower case, no spaces, units or braces."""
-    text = text.strip().replace("−", "-")
+    text = several(text.strip()).replace("−", "-")
     whole = re.fullmatch(r"\\text\{(.+?)\}", text)
     text = (whole.group(1) if whole else text).replace("\\%", "").replace("%", "").replace("\\$", "").replace("$", "")
     text = text.replace(" or ", " , ").replace(" and ", " , ")

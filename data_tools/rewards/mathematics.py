@@ -1,8 +1,8 @@
 """Equality of mathematical answers: the last \\boxed{} of the response against the label.
 
 Two answers are equal when their normalised texts are, when both can be read as arithmetic and have the same value, or
-when the rules of MATH or PRM800K (mathd.py) say so. Beyond those rules a fraction need not be reduced and the members of
-a set need no order. Nothing that a model writes is ever evaluated as Python.
+when the rules of MATH or PRM800K (mathd.py) say so. Beyond those rules a fraction need not be reduced and the members
+of a set need no order. Nothing that a model writes is ever evaluated as Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from slimecli.data_tools.rewards.arithmetic import same_value
 from slimecli.data_tools.rewards.extract import EXTRACTORS, extract, extract_boxed
-from slimecli.data_tools.rewards.mathd import mathd_equal, sympy_equal
+from slimecli.data_tools.rewards.mathd import mathd_equal, several, sympy_equal
 from slimecli.errors import DataError
 
 _DROPPED = re.compile(
@@ -60,7 +60,7 @@ def _parts_equal(a: str, b: str) -> bool:
 
 def normalise(text: str) -> str:
     """LaTeX -> plain arithmetic text without white space, units or decoration."""
-    text = text.replace("−", "-")
+    text = several(text).replace("−", "-")
     text = _WRAPPED.sub(r"\1", _DROPPED.sub("", text.strip().rstrip(".")))
     text = _SHORT_FRACTION.sub(r"(\1)/(\2)", text)
     text = _SHORT_ROOT.sub(r"sqrt(\1)", text)

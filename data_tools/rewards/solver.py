@@ -57,8 +57,9 @@ class _Solver:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._warm.clear()
+            # -P: files beside the program have the names of libraries
             self._process = subprocess.Popen(
-                [sys.executable, "-B", str(PROGRAM)],
+                [sys.executable, "-P", "-B", str(PROGRAM)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

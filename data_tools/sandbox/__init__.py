@@ -195,7 +195,7 @@ def _outcome(texts: dict[str, str], over: str, seconds: float, secret: str) -> O
             "check that this account may start processes and read the Python installation",
         )
     end = messages[1] if len(messages) > 1 else {"exit": -signal.SIGKILL, "late": False, "cpu_s": 0.0}
-    code = end["exit"]
+    code = int(end["exit"])
     status = over or ("time" if end["late"] or code == -signal.SIGXCPU else "")
     status = status or ("ok" if code == 0 else "killed" if code < 0 else "error")
     return Outcome(

@@ -17,7 +17,9 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
@@ -54,7 +56,7 @@ def _open_libraries() -> list[int]:
     """Hold Python's library folders open: they may lie in a home that the user we become cannot walk through."""
     held = []
     for number, folder in enumerate(sys.path):
-        if os.geteuid() == 0 and os.path.isdir(folder):
+        if os.geteuid() == 0 and Path(folder).is_dir():
             held.append(os.open(folder, os.O_PATH | os.O_DIRECTORY))
             sys.path[number] = f"/proc/self/fd/{held[-1]}"
             _move_packages(folder, sys.path[number])
@@ -104,7 +106,7 @@ def _mount(job: dict[str, Any]) -> bool:
     """Everything read-only except a small file system of its own at the job's folder."""
     read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = f"size={job['file_mb']}m,mode=0700".encode()
-    steps = (
+    steps: tuple[Callable[[], int], ...] = (
         lambda: _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None),
         lambda: _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, read_only, 32),
         lambda: _libc.mount(b"tmpfs", job["folder"].encode(), b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), size),
@@ -157,8 +159,7 @@ def _sweep() -> None:
     """End every process that the worker left behind; they became our children when it ended."""
     until = time.monotonic() + 2
     while time.monotonic() < until:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as stream:  # noqa: PTH123 - no pathlib here
-            children = [int(pid) for pid in stream.read().split()]
+        children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
         if not children:
             return
         for pid in children:
@@ -173,10 +174,10 @@ def _tell(control: int, message: dict[str, Any]) -> None:
 def _tasks_of(user: int) -> int:
     """Threads of a user on this machine: without a namespace, the limit on processes counts them all."""
     total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             with suppress(OSError):
-                total += len(os.listdir(f"/proc/{name}/task")) if os.stat(f"/proc/{name}").st_uid == user else 0
+                total += len(list((process / "task").iterdir())) if process.stat().st_uid == user else 0
     return total
 
 
@@ -262,7 +263,7 @@ def _check(check: dict[str, str], space: dict[str, Any]) -> list[Any]:
 class _Equality(ast.NodeTransformer):
     """`a == b` in a test becomes `__same__(a, b)`."""
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
             return node
