@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from slimecli.errors import UsageError
 from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection
 from slimecli.rundir import RunDir
 from slimecli.stage import Stage
-from slimecli.trainers.megatron.layout import without_layout
+from slimecli.trainers.megatron.layout import SIZES, field_name, without_layout
 
 
 def sft_recipe(recipe: Recipe) -> Recipe:
@@ -49,6 +51,29 @@ LAYOUT_ONLY = (
     "shared_prefix",
 )
 """trainer values that move sums to other places, and change no result beyond rounding"""
+
+
+def trainer_layout(recipe: Recipe) -> dict[str, Any]:
+    """Who trains, and how the model is divided. Another layout changes sums in their last digits."""
+    sizes = {field_name(k): v for k, v in recipe.megatron.items() if field_name(k) in SIZES}
+    return {"backend": recipe.trainer.backend, "processes": recipe.trainer.processes, **sizes}
+
+
+def layout_change(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
+    """What a person should know where a checkpoint of another layout is continued; empty: it is the same.
+
+    Raises UsageError where another backend wrote it: optimizer states do not pass between them.
+    """
+    now = trainer_layout(recipe)
+    then = manifest.get("trainer", now)
+    if then["backend"] != now["backend"]:
+        raise UsageError(
+            f"step {manifest['step']} was trained with trainer.backend = {then['backend']!r}, whose optimizer state "
+            f"{now['backend']!r} cannot take over",
+            f"--set trainer.backend={then['backend']}, or start a new run from the weights of that step",
+        )
+    said = [", ".join(f"{k} {v}" for k, v in x.items() if k != "backend") for x in (then, now)]
+    return "" if then == now else f"the trainer goes on at {said[1]} (before: {said[0]}): the same up to rounding"
 
 
 def _sft_inputs(recipe: Recipe) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from slimecli import files
+from slimecli import console, files
 from slimecli.algos import algorithm
 from slimecli.clock import Clock
 from slimecli.cluster import Cluster, open_cluster, sync_kind
 from slimecli.errors import DataError, MissingStageError, SlimeError
 from slimecli.loop import Collector, Parts
-from slimecli.pipeline import training_inputs
+from slimecli.pipeline import layout_change, trainer_layout, training_inputs
 from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rollout.args import HookArgs
@@ -124,7 +124,10 @@ class Session:
             total = self.recipe.optimizer_steps
             self._trainer = self.cluster.open_trainer(self.recipe, start_weights(self.run, self.recipe), total)
             if at_step > 0:
-                self._trainer.load(self.run.checkpoint_dir(at_step) / "trainer")
+                folder = self.run.checkpoint_dir(at_step)
+                if change := layout_change(self.recipe, files.read_json(folder / files.DONE)):
+                    console.note(change)
+                self._trainer.load(folder / "trainer")
         return self._trainer
 
     def engine(self, weights: Path) -> RolloutEngine:
@@ -369,6 +372,7 @@ class Session:
         if not files.is_committed(weights):
             raise SlimeError(f"the trainer left no weights at {weights}", "see logs/latest in the run directory")
         manifest = {"step": step, "fingerprint": staged.fingerprint, "inputs": training_inputs(self.recipe)}
+        manifest["trainer"] = trainer_layout(self.recipe)
         with files.committed_folder(self.run.checkpoint_dir(step), manifest) as folder:
             (folder / "trainer").mkdir()
             trainer.save(folder / "trainer")

@@ -1,8 +1,8 @@
 import pytest
 
 from slimecli import files
-from slimecli.errors import MissingStageError, SlimeError
-from slimecli.pipeline import LAYOUT_ONLY, PIPELINE
+from slimecli.errors import MissingStageError, SlimeError, UsageError
+from slimecli.pipeline import LAYOUT_ONLY, PIPELINE, layout_change, trainer_layout
 from slimecli.recipe import load_recipe
 from slimecli.recipe_sections import TrainerSection
 from slimecli.rundir import create_run
@@ -124,3 +124,24 @@ def test_a_full_disk_does_not_hide_why_a_stage_ended(run, monkeypatch):
     monkeypatch.setattr(files, "write_json", full)
     with pytest.raises(SlimeError, match="the cause"):
         ensure(make_stage(), run, load_recipe(""), work, lambda *line: None)
+
+
+def test_another_layout_is_told_another_backend_refused():
+    sizes = ("trainer.backend=megatron", "trainer.processes=2", "megatron.attention_backend=flash")
+    before = load_recipe("", (*sizes, "megatron.tensor-model-parallel-size=2"))
+    manifest = {"step": 3, "trainer": trainer_layout(before)}
+    assert layout_change(before, manifest) == layout_change(before, {"step": 3}) == ""
+    after = load_recipe("", (*sizes, "megatron.pipeline_model_parallel_size=2"))
+    told = layout_change(after, manifest)
+    assert "processes 2, pipeline_model_parallel_size 2 (before: processes 2, tensor_model_parallel_size 2)" in told
+    with pytest.raises(UsageError, match="'megatron', whose optimizer state 'fsdp' cannot take over"):
+        layout_change(load_recipe(""), manifest)
+
+
+def test_the_layout_of_megatron_makes_no_new_sft_other_arguments_do(run):
+    one, two, other = (
+        load_recipe("quickstart", ("trainer.backend=megatron", f"megatron.{x}"))
+        for x in ("tensor-model-parallel-size=2", "pipeline_model_parallel_size=2", "moe_aux_loss_coeff=0.1")
+    )
+    first, second, third = (fingerprint(PIPELINE["sft"], run, r) for r in (one, two, other))
+    assert first == second != third
