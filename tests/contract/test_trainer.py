@@ -7,12 +7,14 @@ import inspect
 import pytest
 import torch
 
+import tests.megatron  # noqa: F401
 from slimecli.protocols import Trainer
 from slimecli.trainers import TRAINERS, open_trainer
 from slimecli.types import StepStats
 from slimecli.weights.fingerprint import fingerprint
 from tests.models import tiny_model
 from tests.trainers import made
+from tests.trainers.processes import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -20,36 +22,42 @@ def folder(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=[name for name in TRAINERS if name != "megatron"])
-def options(request):
-    """Recipe overrides that choose a trainer; Megatron has its own suite, since it needs its own environment."""
-    return (f"trainer.backend={request.param}", "algo.kl_coef=0.05", "trainer.lr_schedule=linear")
+@pytest.fixture(params=TRAINERS)
+def backend(request):
+    return request.param
 
 
-@pytest.fixture
-def trainer(folder, options):
-    opened = open_trainer(made.recipe(*options), folder, total_steps=4)
-    yield opened
-    opened.close()
+def in_a_child(backend, check, folder, tmp_path):
+    """Run `check` in a forked process: the Megatron backend answers for the GPU there, which must not be seen here."""
+    run_ranks(1, _opened, backend, check, folder, tmp_path, join=False)
 
 
-@pytest.fixture
-def batch(options):
-    return made.batch(made.recipe(*options))
+def _opened(backend, check, folder, tmp_path):
+    options = (f"trainer.backend={backend}", "algo.kl_coef=0.05", "trainer.lr_schedule=linear")
+    recipe = made.recipe(*options)
+
+    def opened():
+        return open_trainer(recipe, folder, total_steps=4)
+
+    trainer = opened()
+    wanted = {"trainer": trainer, "batch": made.batch(recipe), "opened": opened, "tmp_path": tmp_path}
+    check(**{name: wanted[name] for name in inspect.signature(check).parameters})
+    trainer.close()
+    trainer.close()
 
 
 def with_reference(trainer, batch):
     return batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
 
 
-def test_signatures_are_the_protocols(trainer):
+def check_signatures_are_the_protocols(trainer):
     assert isinstance(trainer, Trainer)
     for name in ("log_probs", "step", "weights", "save", "load", "close"):
         asked = list(inspect.signature(getattr(Trainer, name)).parameters)[1:]
         assert list(inspect.signature(getattr(trainer, name)).parameters) == asked, name
 
 
-def test_log_probs(trainer, batch):
+def check_log_probs(trainer, batch):
     found = trainer.log_probs(batch)
     assert (found.shape, found.dtype, found.device.type) == ((batch.num_tokens,), torch.float32, "cpu")
     assert not found.requires_grad
@@ -58,14 +66,14 @@ def test_log_probs(trainer, batch):
     assert torch.equal(found, trainer.log_probs(batch, model="reference"))
 
 
-def test_temperature_divides_the_logits(trainer, batch):
+def check_temperature_divides_the_logits(trainer, batch):
     hot, cold = (trainer.log_probs(batch.replace(temperature=t)) for t in (100.0, 0.5))
     trained = batch.loss_mask > 0
     assert hot[trained] == pytest.approx(torch.full((int(trained.sum()),), -5.7), abs=0.2)
     assert (hot - cold)[trained].abs().max() > 1
 
 
-def test_step_reports_and_follows_the_schedule(trainer, batch):
+def check_step_reports_and_follows_the_schedule(trainer, batch):
     stats = [trainer.step(with_reference(trainer, batch)) for _ in range(4)]
     assert all(isinstance(s, StepStats) for s in stats)
     assert [s.lr for s in stats] == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3, 0.0])
@@ -77,7 +85,7 @@ def test_step_reports_and_follows_the_schedule(trainer, batch):
     assert stats[1].metrics["kl"] > 0
 
 
-def test_weights_come_in_one_order_and_change_with_steps_only(trainer, batch):
+def check_weights_come_in_one_order_and_change_with_steps_only(trainer, batch):
     first, names = fingerprint(trainer.weights()), [n for n, _ in trainer.weights()]
     trainer.log_probs(batch)
     assert fingerprint(trainer.weights()) == first
@@ -87,12 +95,27 @@ def test_weights_come_in_one_order_and_change_with_steps_only(trainer, batch):
     assert fingerprint(trainer.weights()) != first
 
 
-def test_load_is_the_inverse_of_save(trainer, batch, folder, options, tmp_path):
+def check_load_is_the_inverse_of_save(trainer, batch, opened, tmp_path):
     batch = with_reference(trainer, batch)
     trainer.step(batch)
     trainer.save(tmp_path)
     expected = trainer.step(batch)
-    other = open_trainer(made.recipe(*options), folder, total_steps=4)
+    other = opened()
     other.load(tmp_path)
     assert other.step(batch) == expected
     assert fingerprint(other.weights()) == fingerprint(trainer.weights())
+
+
+CHECKS = [
+    check_signatures_are_the_protocols,
+    check_log_probs,
+    check_temperature_divides_the_logits,
+    check_step_reports_and_follows_the_schedule,
+    check_weights_come_in_one_order_and_change_with_steps_only,
+    check_load_is_the_inverse_of_save,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_contract(backend, check, folder, tmp_path):
+    in_a_child(backend, check, folder, tmp_path)

@@ -150,8 +150,8 @@ def _experts() -> None:
 
 
 def _uneven_collectives() -> None:
-    """all_gather and reduce_scatter of parts of several sizes (expert tensor parallelism), which NCCL does and gloo does
-    not. Goes when gloo does."""
+    """all_gather and reduce_scatter of parts that differ in size (expert tensor parallelism): NCCL takes them, gloo does
+    not. Goes when gloo takes them."""
     gather, scatter = dist.all_gather, dist.reduce_scatter
 
     def all_gather(parts: list[torch.Tensor], own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:

@@ -113,7 +113,7 @@ def test_a_run_continues_at_another_layout(saved, family, first, second):
 
 @pytest.mark.parametrize(("family", "layout"), [("qwen3", "TP2"), ("qwen3_moe", "EP2"), ("deepseek_v3", "TP2 EP2")])
 def test_it_converts_to_exactly_the_weights(saved, tmp_path, family, layout):
-    folder, out, _, weights = saved(family, layout)
+    _, out, _, weights = saved(family, layout)
     torch_dist_to_hf(out, tmp_path / "hf")
     found = load_file(tmp_path / "hf" / "model.safetensors")
     assert found.keys() == weights.keys()

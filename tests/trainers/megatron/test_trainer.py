@@ -1,0 +1,148 @@
+"""What goes wrong is said and changes nothing; half precision; prediction layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slimecli.errors import SlimeError, UsageError
+from slimecli.trainers import open_trainer
+from tests.models import as_on_the_hub, tiny_model
+from tests.trainers import made
+from tests.trainers.megatron.conftest import initial
+from tests.trainers.megatron.ranks import LIKE_SGD, megatron, observe, weights_of, world_of
+from tests.trainers.processes import run_ranks
+
+TP2 = megatron("tensor_model_parallel_size=2", processes=2)
+PP2 = megatron("pipeline_model_parallel_size=2", "decoder_first_pipeline_num_layers=1", processes=2)
+ONE, DP2 = megatron(), megatron(processes=2)
+LAYOUTS = pytest.mark.parametrize("layout", [ONE, TP2, PP2, DP2], ids=["one", "TP2", "PP2", "DP2"])
+
+
+def on_ranks(work: Any, folder: Path, *options: str) -> list[Any]:
+    return run_ranks(world_of(options), work, folder, options, join=False)
+
+
+def a_step_with_nan(folder: Path, options: tuple[str, ...]) -> tuple[str, bool, float]:
+    """What is said, whether all is as before, and the loss of a good step afterwards."""
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=10)
+    batch = made.batch(recipe)
+    before = weights_of(trainer)
+    broken = batch.advantages.clone()
+    broken[int(batch.loss_mask.nonzero()[-1])] = torch.nan
+    with pytest.raises(SlimeError) as caught:
+        trainer.step(batch.replace(advantages=broken))
+    after = weights_of(trainer)
+    same = all(np.array_equal(before[name], after[name]) for name in before)
+    return str(caught.value), same, trainer.step(batch).grad_norm
+
+
+@LAYOUTS
+def test_a_nan_gradient_leaves_the_weights_as_they_were(model_of, layout):
+    folder = model_of("qwen3")
+    expected = observe(folder, megatron())["stats"][0]["grad_norm"]
+    for said, same, norm in on_ranks(a_step_with_nan, folder, *layout):
+        assert "step 1: the gradient of" in said
+        assert "NaN" in said
+        assert same
+        assert norm == pytest.approx(expected, rel=1e-5)
+
+
+def every_misuse(folder: Path, options: tuple[str, ...]) -> list[str]:
+    """What is said of each."""
+    recipe = made.recipe(*options, "algo.kl_coef=0.1")
+    trainer = open_trainer(recipe, folder, total_steps=10)
+    batch = made.batch(recipe)
+    said = []
+    for misuse in (
+        lambda: trainer.step(batch),
+        lambda: trainer.step(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask))),
+        lambda: open_trainer(made.recipe(*options), folder, total_steps=10).log_probs(batch, "reference"),
+    ):
+        with pytest.raises(SlimeError) as caught:
+            misuse()
+        said.append(str(caught.value))
+    return said
+
+
+def test_misuse_is_told(model_of):
+    [said] = on_ranks(every_misuse, model_of("qwen3"), *ONE)
+    assert "no ref_log_probs" in said[0]
+    assert "no token of the batch is trained on" in said[1]
+    assert "holds no reference model" in said[2]
+
+
+def test_every_rank_answers(model_of):
+    """Rank 0 is what the loop asks, but whoever asks gets the same."""
+
+    def answers(folder: Path, options: tuple[str, ...]) -> tuple[np.ndarray, Any, dict[str, np.ndarray]]:
+        recipe = made.recipe(*options)
+        trainer = open_trainer(recipe, folder, total_steps=10)
+        batch = made.batch(recipe)
+        return trainer.log_probs(batch).numpy().copy(), trainer.step(batch), weights_of(trainer)
+
+    first, second = on_ranks(answers, model_of("qwen3"), *PP2)
+    assert np.array_equal(first[0], second[0])
+    assert first[1] == second[1]
+    assert all(np.array_equal(first[2][name], second[2][name]) for name in first[2])
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3", ONE), ("qwen3", TP2), ("qwen3_moe", ONE), ("deepseek_v3", DP2)]
+)
+def test_half_precision_is_near_single(model_of, monkeypatch, family, layout):
+    """A CPU trains in float32; in the dtype of a GPU the same code runs, and rounds."""
+    from slimecli.trainers.megatron import arguments
+
+    folder = model_of(family)
+    options = ("algo.kl_coef=0.1", *LIKE_SGD)
+    if family != "qwen3":
+        layout = (*layout, "megatron.sequence_parallel=false")
+    single = observe(folder, (*options, *layout))
+    plain = arguments._transformer, arguments._optimizer
+    monkeypatch.setattr(
+        arguments, "_transformer", lambda *a: {**plain[0](*a), **_half("bf16", "params_dtype", "pipeline_dtype")}
+    )
+    monkeypatch.setattr(arguments, "_optimizer", lambda *a: {**plain[1](*a), **_half("bf16", "params_dtype")})
+    half = observe(folder, (*options, *layout))
+    off = [np.abs(a - b) for a, b in zip(half["log_probs"], single["log_probs"], strict=True)]
+    # where rounding makes a token pass through another expert, its log-prob is another one
+    assert 1e-4 < max(o.max() for o in off[:2]) < (0.2 if family == "qwen3" else 2)
+    assert max(o.mean() for o in off) < 0.05
+    assert half["stats"][0]["grad_norm"] == pytest.approx(single["stats"][0]["grad_norm"], rel=0.05)
+    start = initial(folder)
+    for name, weight in single["weights"].items():
+        moved, theirs = weight - start[name], half["weights"][name] - start[name]
+        if np.linalg.norm(moved) > 0.05:
+            agreement = float((moved * theirs).sum() / np.linalg.norm(moved) / np.linalg.norm(theirs))
+            assert agreement > (0.95 if family == "qwen3" else 0.9), (name, agreement)
+
+
+def _half(*names: str) -> dict[str, Any]:
+    return {name: True if name == "bf16" else "bfloat16" for name in names}
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "mimo", "deepseek_v3"])
+def test_prediction_layers_are_neither_trained_nor_published(tmp_path, family):
+    folder = as_on_the_hub(tiny_model(tmp_path, family), family)
+    plain = tiny_model(tmp_path / "plain", family)
+    stored = set(load_file(folder / "model.safetensors"))
+    seen = observe(folder, megatron())
+    assert set(seen["weights"]) == set(load_file(plain / "model.safetensors")) < stored
+
+
+def test_families_without_layers_here_are_refused(model_of):
+    for family, layers, what in (
+        ("qwen3_next", 4, "gated-delta layers"),
+        ("qwen3_5", 4, "gated-delta layers"),
+        ("glm_moe_dsa", 3, "a sparse-attention indexer"),
+    ):
+        recipe = made.recipe(*megatron())
+        with pytest.raises(UsageError, match=what):
+            open_trainer(recipe, model_of(family, layers), total_steps=1)
