@@ -130,7 +130,8 @@ def _chosen_letter(said: str, valid: list[str]) -> str:
         found = [m.group(1).upper() for m in pattern.finditer(said) if m.group(1).upper() in valid]
         if found:
             return found[-1]
-    alone = [x for x in re.findall(r"(?<![\w'])([A-Z])(?![\w'~])", said) if x in valid]
+    # "A cat" and "I think" name no choice
+    alone = [x for x in re.findall(r"(?<![\w'])(?![AI] +[a-z])([A-Z])(?![\w'~])", said) if x in valid]
     return alone[-1] if alone else ""
 
 
