@@ -16,7 +16,9 @@ FUNCTION = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nand an exam
 
 
 def scored(response, tests, label=None, settings=None, **metadata):
-    section = RewardSection.model_validate({"type": "code", "code": {"wall_s": 2.0, "memory_mb": 256}} | (settings or {}))
+    section = RewardSection.model_validate(
+        {"type": "code", "code": {"wall_s": 2.0, "memory_mb": 256}} | (settings or {})
+    )
     sample = Sample(index=3, response=response, label=label, metadata={"tests": tests, **metadata})
     return asyncio.run(load_reward(section)(None, sample))
 
@@ -42,7 +44,10 @@ def scored(response, tests, label=None, settings=None, **metadata):
         ("```python\nimport os\nprint('all tests passed')\nos._exit(0)\n```", ["assert True"], 0.0),
         ("```python\ndef add(a, b):\n    raise SystemExit(0)\n```", ["assert add(1, 2) == 3"], 0.0),
         ("```python\nimport sys\ndef add(a, b): sys.exit(0)\n```", [{"call": "add(1, 2)", "expected": 3}], 0.0),
-        ("```python\nclass Y(int):\n  __eq__ = lambda a, b: True\ndef add(a, b): return Y()\n```", [{"call": "add(1, 2)", "expected": 3}], 0.0),
+        (
+            "```python\nclass Y(int):\n  __eq__ = lambda a, b: True\ndef add(a, b): return Y()\n```",
+            [{"call": "add(1, 2)", "expected": 3}], 0.0,
+        ),
         ("```python\nwhile True: pass\n```", SUMS[:1], 0.0),
         ("```python\nx = [0] * 10**9\nprint(3)\n```", SUMS[:1], 0.0),
         ("```python\nwhile True: print('3' * 1000)\n```", SUMS[:1], 0.0),
@@ -56,9 +61,9 @@ def test_programs(response, tests, expected):
 def test_partial_counts_the_tests_that_pass():
     tests = [*SUMS, {"input": "1 1", "output": "3"}, "assert False"]
     assert scored(ADD, tests[:3], partial=True) == pytest.approx(2 / 3)
-    assert scored(FUNCTION, ["assert add(1, 1) == 2", "assert add(1, 1) == 3", "assert add(2, 1) == 3"], partial=True) == (
-        pytest.approx(2 / 3)
-    )
+    assert scored(
+        FUNCTION, ["assert add(1, 1) == 2", "assert add(1, 1) == 3", "assert add(2, 1) == 3"], partial=True
+    ) == (pytest.approx(2 / 3))
 
 
 def test_the_label_may_hold_the_tests():

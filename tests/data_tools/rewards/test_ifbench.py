@@ -132,7 +132,7 @@ def test_rows_that_cannot_be_checked(metadata, message):
         ("One. Two! Three? Four", 4),
         ("Dr. A. Smith met Mr. Xu. They spoke.", 2),
         ("It cost 3.50 today. Yes.", 2),
-        ("He said \"Stop!\" Then left.", 2),
+        ('He said "Stop!" Then left.', 2),
         ("First line\n\nSecond line", 2),
         ("一句。两句！三句？", 3),
         ("", 0),
