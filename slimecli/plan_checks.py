@@ -12,6 +12,7 @@ from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm
 from slimecli.plan_megatron import check_megatron
+from slimecli.plan_reward import check_reward
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.recipe_sections import ModelSection
@@ -291,6 +292,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_data,
     check_model,
     check_names,
+    check_reward,
     check_contradictions,
     check_algorithm,
     check_backends,

@@ -59,7 +59,7 @@ class RolloutCollector:
         section = self._recipe.rollout
         accepted: list[tuple[Group, Group]] = []
         dropped: Counter[str] = Counter()
-        failed = 0
+        failed: Counter[str] = Counter()
         for _ in range(section.max_filtered_rounds):
             missing = section.batch_size - len(accepted)
             wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
@@ -67,7 +67,7 @@ class RolloutCollector:
             # without a filter there is no surplus, and nothing goes back
             pending = [[Sample.from_dict(s.to_dict()) for s in g] if self._keep else [] for g in prompts]
             groups = await asyncio.gather(*(self._one(step, g) for g in prompts))
-            failed += self._check_failures(groups)
+            failed.update(self._check_failures(groups))
             for prompt, group in zip(pending, groups, strict=True):
                 reason = self._reject_reason(group)
                 if reason:
@@ -85,7 +85,8 @@ class RolloutCollector:
         self._source.give_back([prompt for prompt, _ in accepted[section.batch_size :]])
         batch = [group for _, group in accepted[: section.batch_size]]
         metrics = rollout_metrics(batch, self._recipe.reward.key or None)
-        metrics["rollout/failed"] = float(failed)  # those of groups that were dropped as well
+        metrics["rollout/failed"] = float(failed.total())  # those of groups that were dropped as well
+        metrics["rollout/reward_failed"] = float(failed["reward"])
         metrics |= {f"rollout/dropped/{reason}": float(n) for reason, n in sorted(dropped.items())}
         return Collection(groups=batch, metrics=metrics)
 
@@ -110,18 +111,18 @@ class RolloutCollector:
         keep, reason = (verdict, "") if isinstance(verdict, bool) else (verdict.keep, verdict.reason or "")
         return "" if keep else reason or "filter"
 
-    def _check_failures(self, groups: list[Group]) -> int:
-        """How many answers failed; an error if the recipe does not tolerate so many."""
+    def _check_failures(self, groups: list[Group]) -> Counter[str]:
+        """Where (`reward`, `generation`, ...) how many answers failed; an error if the recipe tolerates fewer."""
         samples = [s for g in groups for s in g]
-        failed = sum(s.status is SampleStatus.FAILED for s in samples)
+        failed = [s for s in samples if s.status is SampleStatus.FAILED]
         allowed = self._recipe.rollout.max_failed_fraction
-        if failed > allowed * len(samples):
-            first = next(s for s in samples if s.status is SampleStatus.FAILED)
+        if len(failed) > allowed * len(samples):
             raise SlimeError(
-                f"{failed} of {len(samples)} answers failed (allowed: {allowed:.0%}); the first: {failure(first)}",
+                f"{len(failed)} of {len(samples)} answers failed (allowed: {allowed:.0%}); "
+                f"the first: {failure(failed[0])}",
                 "mend the cause; a higher rollout.max_failed_fraction tolerates more",
             )
-        return failed
+        return Counter(failure(s).partition(":")[0] for s in failed)
 
 
 def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, float]:
@@ -130,7 +131,12 @@ def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, fl
     rewards = [[s.get_reward_value(reward_key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
     flat = [r for rs in rewards for r in rs]
     n = len(finished)
-    return {
+    named: dict[str, list[float]] = {}
+    for sample in finished:
+        for name, value in sample.reward.items() if isinstance(sample.reward, dict) else ():
+            named.setdefault(name, []).append(value)
+    parts = {f"rollout/reward/{name}": sum(values) / len(values) for name, values in sorted(named.items())}
+    return parts | {
         "rollout/reward": sum(flat) / n,
         "rollout/accuracy": sum(r >= 1.0 for r in flat) / n,
         "rollout/response_length": sum(s.response_length for s in finished) / n,

@@ -111,6 +111,17 @@ def test_one_failed_group_is_counted_and_replaced():
     result = asyncio.run(collector.collect(1))
     assert [g[0].group_index for g in result.groups] == [0, 2, 3, 4]
     assert result.metrics["rollout/dropped/failed"] == 1.0 and result.metrics["rollout/failed"] == 2.0
+    assert result.metrics["rollout/reward_failed"] == 2.0
+
+
+def test_named_scores_are_told_apart_in_the_metrics():
+    async def named(args, sample, **kwargs):
+        return {"score": 0.5, "format": float(sample.group_index == 1)}
+
+    collector, _, _ = setup(reward_fn=named)
+    metrics = asyncio.run(collector.collect(1)).metrics
+    assert metrics["rollout/reward"] == metrics["rollout/reward/score"] == 0.5
+    assert metrics["rollout/reward/format"] == 0.25 and metrics["rollout/reward_failed"] == 0.0
 
 
 def test_too_many_failures_are_an_error_with_the_first_cause():
