@@ -193,6 +193,9 @@ def _lacking(spec: ModelSpec) -> str:
         return "a sparse-attention indexer"
     if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize:
         return "unnormalised sigmoid routing"
+    if spec.moe and spec.moe.groups > 1 and spec.moe.top_k // spec.moe.top_groups != 2:
+        # groups are ranked by their two best experts, in megatron-core by top_k / top_groups of them
+        return f"{spec.moe.top_k} experts of {spec.moe.top_groups} groups per token (not two of each)"
     return "an output gate on attention" if spec.gated else ""
 
 
@@ -234,6 +237,8 @@ def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> I
         yield "[megatron] distribute_saved_activations and sequence_parallel: keep one of them"
     if given.get("moe_token_dispatcher_type") == "allgather":
         yield "[megatron] moe_token_dispatcher_type = 'allgather': micro-batches differ in length; take 'alltoall'"
+    if given.get("moe_enable_routing_replay") and given.get("moe_router_fusion"):
+        yield "[megatron] moe_enable_routing_replay has no effect with moe_router_fusion: keep one of them"
     if given.get("moe_enable_deepep") and given.get("moe_token_dispatcher_type") != "flex":
         yield "[megatron] moe_enable_deepep needs moe_token_dispatcher_type = 'flex'"
     if given.get("fp8") and given.get("fp4"):
@@ -301,6 +306,9 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))
     elif layout.pp > 1:
         out.append(("variable_seq_lengths", True, "packed micro-batches differ in length"))
+    if layout.vpp > 1 and on_gpu:
+        reason = "interleaved pipelining sends both ways between two stages at once"
+        out += [("overlap_p2p_comm", True, reason), ("batch_p2p_comm", False, reason)]
     if not on_gpu:
         reason = "there is no GPU"
         off = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion")

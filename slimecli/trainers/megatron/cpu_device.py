@@ -150,8 +150,8 @@ def _experts() -> None:
 
 
 def _uneven_collectives() -> None:
-    """all_gather and reduce_scatter of parts that differ in size (expert tensor parallelism): NCCL takes them, gloo does
-    not. Goes when gloo takes them."""
+    """all_gather and reduce_scatter of parts that differ in size (expert tensor parallelism), which NCCL takes. Goes
+    when gloo takes them."""
     gather, scatter = dist.all_gather, dist.reduce_scatter
 
     def all_gather(parts: list[torch.Tensor], own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:

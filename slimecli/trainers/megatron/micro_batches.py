@@ -36,6 +36,8 @@ class MicroBatch:
     """[N'+1] int32, where each padded sample begins over all context-parallel ranks together"""
     longest: int
     """tokens of the longest padded sample"""
+    sources: Tensor
+    """[L] int64 on the CPU, where each local position stands in the batch's T; T for padding"""
     rows: Tensor
     """[P] int64, local positions that predict a trained token"""
     targets: Tensor
@@ -107,6 +109,7 @@ def make_micro_batch(
         position_ids=position[None].to(device),
         cu_seqlens=bounds.to(device),
         longest=max(padded),
+        sources=source,
         rows=rows.to(device),
         targets=batch.targets[places].to(device),
         places=places.to(device),

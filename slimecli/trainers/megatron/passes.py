@@ -19,6 +19,7 @@ from slimecli.batch import TrainBatch, plan_micro_batches
 from slimecli.trainers.megatron.arguments import Settings
 from slimecli.trainers.megatron.log_probs import vocab_parallel_log_probs
 from slimecli.trainers.megatron.micro_batches import MicroBatch, local_length, make_micro_batch, to_batch
+from slimecli.trainers.megatron.replay import Routing
 
 Use = Callable[[MicroBatch, Tensor, Tensor, bool], Tensor]
 """(micro-batch, [T] log-probs, [T] entropy, whether it counts) -> [] loss; called on the last pipeline stage"""
@@ -26,8 +27,8 @@ Use = Callable[[MicroBatch, Tensor, Tensor, bool], Tensor]
 
 @dataclass(frozen=True)
 class _Item:
-    indices: list[int]
-    """samples of the batch"""
+    places: Tensor
+    """[T'] where its tokens stand in the batch; empty if it does not count"""
     micro_batch: MicroBatch
     counts: bool
     """False: it only keeps collectives in step"""
@@ -42,11 +43,14 @@ class Passes:
         self._chunk = chunk
         self._vocab = vocab
         self._device = device
+        self.routing: Routing | None = None
+        """set where the experts of one pass are to be replayed in another"""
 
     def run(
         self, chunks: list[Any], batch: TrainBatch, temperature: float, use: Use, *, forward_only: bool
-    ) -> list[list[int]]:
-        """One pass over this rank's share of a batch; returns the sample indices of each micro-batch that counts.
+    ) -> list[Tensor]:
+        """One pass over this rank's share of a batch; returns where the tokens of each micro-batch that counts stand in
+        the batch.
 
         Args:
             chunks: the model, wrapped; several with interleaved pipelining.
@@ -68,7 +72,7 @@ class Passes:
             micro_batch_size=1,
             forward_only=forward_only,
         )
-        return [item.indices for item in items if item.counts]
+        return [item.places for item in items if item.counts]
 
     def _items(self, batch: TrainBatch) -> list[_Item]:
         from megatron.core import parallel_state
@@ -91,7 +95,7 @@ class Passes:
             micro_batch = make_micro_batch(
                 samples, context_ranks=layout.cp, context_rank=rank, length=length, device=self._device
             )
-            items.append(_Item(indices, micro_batch, bool(indices)))
+            items.append(_Item(places_of(batch, indices), micro_batch, bool(indices)))
         return items
 
     def _forward(
@@ -100,12 +104,16 @@ class Passes:
         """megatron-core's forward_step_func."""
         item = next(iterator)
         micro_batch = item.micro_batch
+        if self.routing is not None:
+            self.routing.before(unwrap(model), micro_batch)
         output = model(
             input_ids=micro_batch.token_ids,
             position_ids=micro_batch.position_ids,
             attention_mask=None,
             packed_seq_params=micro_batch.packed(),
         )
+        if self.routing is not None:
+            self.routing.after(unwrap(model), micro_batch, item.places)
 
         def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             log_probs, entropy = self._log_probs(hidden, model, micro_batch, temperature)
@@ -144,6 +152,13 @@ class Passes:
         group = parallel_state.get_context_parallel_group()
         log_probs, entropy = (to_batch(v, micro_batch, group) for v in values)
         return log_probs, entropy
+
+
+def places_of(batch: TrainBatch, indices: list[int]) -> Tensor:
+    """[T'] positions in the batch of some samples' tokens."""
+    bounds = batch.cu_seqlens.tolist()
+    spans = [torch.arange(bounds[i], bounds[i + 1]) for i in indices]
+    return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
 
 
 def unwrap(model: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from slimecli import env
 from slimecli.algos import algorithm
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
+from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
 from slimecli.trainers import _optimizer
 from slimecli.trainers._loss import Tally, weighted_loss
@@ -29,6 +30,7 @@ from slimecli.trainers.megatron.micro_batches import MicroBatch
 from slimecli.trainers.megatron.model import build_chunks
 from slimecli.trainers.megatron.passes import Passes, add_up, is_reporter
 from slimecli.trainers.megatron.quiet import silence
+from slimecli.trainers.megatron.replay import Routing
 from slimecli.types import StepStats
 from slimecli.weights.check import spec_of
 from slimecli.weights.hf import HfFolder
@@ -64,21 +66,32 @@ class MegatronTrainer:
             self._spec.vocab,
             self._device,
         )
+        moe, layout = self._spec.moe, self._settings.layout
+        replays = moe is not None and self._settings.transformer.get("moe_enable_routing_replay")
+        self._routing = Routing(self._bare, moe.top_k, split=layout.sp) if moe and replays else None
+        self._passes.routing = self._routing
         self._steps_done = 0
         self._gathered = True
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> Tensor:
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
         """[T] float32 log-probability of each trained target; 0 where the loss mask is 0. On the CPU, on every rank."""
         self._gather()
+        if model == "critic":
+            raise SlimeError("the megatron trainer has no critic", "set trainer.backend to fsdp, or another algo.name")
         if model == "reference":
             if self._reference is None:
                 raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
             with self._reference.swapped_in(self._bare):
                 return self._log_probs(batch)
-        return self._log_probs(batch)
+        if self._routing is None:
+            return self._log_probs(batch)
+        self._routing.start_recording(batch, self._device)
+        log_probs = self._log_probs(batch)
+        self._routing.finish_recording(batch)
+        return log_probs
 
     def _log_probs(self, batch: TrainBatch) -> Tensor:
         found: list[Tensor] = []
@@ -92,9 +105,7 @@ class MegatronTrainer:
             shares = self._passes.run(self._chunks, batch, self._temperature(batch), use, forward_only=True)
         result = torch.zeros(batch.num_tokens, device=self._device)
         if is_reporter():
-            bounds = batch.cu_seqlens.tolist()
-            for indices, log_probs in zip(shares, found, strict=True):
-                places = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices])
+            for places, log_probs in zip(shares, found, strict=True):
                 result[places.to(self._device)] = log_probs
         return add_up(result).cpu()
 
@@ -114,7 +125,10 @@ class MegatronTrainer:
             )
 
         runtime.zero_gradients(self._chunks, self._optimizer)
+        replayed = self._routing.start_replay(batch) if self._routing else 0.0
         self._passes.run(self._chunks, batch, self._temperature(batch), use, forward_only=False)
+        if self._routing:
+            self._routing.finish_replay()
         runtime.check_gradients(self._chunks, number)
         lr = _optimizer.lr_at(number, self._total_steps, self._section)
         runtime.schedule(self._optimizer, lr, self._section.weight_decay)
@@ -126,6 +140,8 @@ class MegatronTrainer:
         loss = sums.pop("loss")
         means = {k: v / trained for k, v in sums.items()} | largest
         budget = self._section.max_tokens_per_micro_batch
+        if self._routing:
+            means["routing_replayed"] = replayed
         means["oversized_samples"] = float((batch.lengths > budget * self._settings.layout.cp).sum())
         weighted = int((batch.loss_weight != 0).sum())
         return StepStats(loss=loss, grad_norm=float(norm), lr=lr, tokens=weighted, metrics=means)
