@@ -50,6 +50,10 @@ class TrainBatch:
     """[T] float32, of the reference model"""
     advantages: Tensor | None = None
     """[T] float32"""
+    values: Tensor | None = None
+    """[T] float32, of the critic before the step, at the state before each target"""
+    returns: Tensor | None = None
+    """[T] float32, what the critic learns"""
     rewards: Tensor
     """[N] float32"""
     group_ids: Tensor
@@ -119,6 +123,8 @@ _PER_TOKEN = (
     "old_log_probs",
     "ref_log_probs",
     "advantages",
+    "values",
+    "returns",
 )
 _PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "prompt_lengths")
 

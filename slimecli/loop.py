@@ -101,6 +101,9 @@ def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
         batch = batch.replace(old_log_probs=trainer.log_probs(batch))
     if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
         batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
+    if parts.algorithm.returns is not None:
+        batch = batch.replace(values=trainer.log_probs(batch, model="critic"))
+        batch = batch.replace(returns=parts.algorithm.returns(batch, recipe.algo))
     batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
     length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
     minis = split_steps(batch, recipe.trainer.steps_per_rollout)

@@ -20,7 +20,7 @@ def check_algorithm(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     if alone and algo.name in GROUP_RELATIVE and algo.rewards_normalization:
         yield (
             f"`rollout.n_samples_per_prompt` = 1: {algo.name} compares the answers of a group and needs at least 2; "
-            "reinforce_plus_plus does without"
+            "ppo and reinforce_plus_plus do without"
         )
     if algo.constant_length and algo.aggregation != "constant":
         yield f"`algo.constant_length` has no effect with `algo.aggregation` = {algo.aggregation!r}; use 'constant'"
@@ -31,6 +31,10 @@ def check_algorithm(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         )
     if 0 < algo.dual_clip <= 1:
         yield f"`algo.dual_clip` = {algo.dual_clip:g} would cut the loss of on-policy answers; set it above 1, or to 0"
+    if algo.name == "ppo" and recipe.trainer.backend != "fsdp":
+        yield f"`algo.name` = 'ppo' needs a critic; `trainer.backend` = {recipe.trainer.backend!r} has none, use fsdp"
+    if recipe.steps and algo.name == "ppo" and algo.critic_warmup >= recipe.steps:
+        yield f"`algo.critic_warmup` = {algo.critic_warmup} leaves none of the {recipe.steps} `steps` to the policy"
     yield from _check_kl(algo)
     yield from _check_idle(algo)
     yield from _check_correction(algo)
@@ -48,12 +52,16 @@ def _check_idle(algo: AlgoSection) -> Iterator[str]:
     """Values that are set, and that the algorithm never reads."""
     if algo.name == "cispo" and algo.dual_clip:
         yield "`algo.dual_clip` has no effect with cispo, which clips the weight and not the loss"
-    named = algo.name in (*GROUP_RELATIVE, "reinforce_plus_plus", "sft")
-    if named and algo.name != "reinforce_plus_plus" and algo.gamma != 1:
-        yield f"`algo.gamma` has no effect with {algo.name}; only reinforce_plus_plus discounts"
+    named = algo.name in (*GROUP_RELATIVE, "ppo", "reinforce_plus_plus", "sft")
+    if named and algo.name not in ("ppo", "reinforce_plus_plus") and algo.gamma != 1:
+        yield f"`algo.gamma` has no effect with {algo.name}; only ppo and reinforce_plus_plus discount"
+    default = AlgoSection()
+    for field in ("gae_lambda", "value_clip", "critic_lr", "critic_warmup"):
+        if named and algo.name != "ppo" and getattr(algo, field) != getattr(default, field):
+            yield f"`algo.{field}` has no effect with {algo.name}, which has no critic; only ppo has one"
     if named and not algo.std_normalization and algo.name not in (*_BY_STD, "dr_grpo"):
         yield f"`algo.std_normalization` has no effect with {algo.name}"
-    if named and not algo.rewards_normalization and algo.name in ("rloo", "reinforce_plus_plus"):
+    if named and not algo.rewards_normalization and algo.name in ("ppo", "rloo", "reinforce_plus_plus"):
         yield f"`algo.rewards_normalization` has no effect with {algo.name}"
     if algo.name == "sft" and algo.uses_engine_log_probs:
         yield "`algo.correction`, `algo.opsm_delta` and `algo.old_log_probs` have no effect with sft"

@@ -90,6 +90,9 @@ def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
     ]
     if recipe.algo.kl_coef > 0:
         rows.insert(1, ("reference model", share * MASTER_BYTES, f"algo.kl_coef {recipe.algo.kl_coef} > 0 {ranks}"))
+    if recipe.algo.name == "ppo":
+        each = 2 * MASTER_BYTES + ADAM_BYTES
+        rows.insert(1, ("critic", share * each, f"weights, gradients, Adam: {each} bytes per parameter {ranks}"))
     shown = [(n, int(v), r.strip()) for n, v, r in rows]
     return _with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
 
@@ -190,6 +193,7 @@ def time_values(recipe: Recipe, spec: ModelSpec, speed: Speed) -> list[Value]:
     answers = recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
     forward, backward = spec.flops_per_token(context // 2), spec.flops_per_token(context // 2, backward=True)
     extra = forward * ((recipe.algo.kl_coef > 0) + recipe.algo.recomputes(recipe.trainer.steps_per_rollout))
+    extra += (forward + backward) * (recipe.algo.name == "ppo")
     engines = max(len(recipe.engine.urls) or recipe.engine.replicas, 1)
     collect = answers * context * forward / speed.decode / engines
     learn = answers * context * (backward + extra) / speed.train / recipe.trainer.processes

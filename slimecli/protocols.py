@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from slimecli.batch import TrainBatch
 
+ModelName = Literal["policy", "reference", "critic"]
+"""which of a trainer's models"""
 SyncKind = Literal["in_process", "shared_memory", "distributed", "disk"]
 
 
@@ -66,8 +68,11 @@ class RolloutEngine(Protocol):
 class Trainer(Protocol):
     """Holds policy, optimizer and (when asked for) reference weights. Every call is collective over its ranks."""
 
-    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
-        """[T] float32 log-prob of each trained target token at the rollout temperature, 0 elsewhere; no gradient."""
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
+        """[T] float32 log-prob of each trained target token at the rollout temperature, 0 elsewhere; no gradient.
+
+        Of the critic, where the algorithm has one: its value before each of these tokens.
+        """
 
     def step(self, batch: TrainBatch) -> StepStats:
         """One optimizer step on a batch that carries everything the loss needs."""

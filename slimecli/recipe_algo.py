@@ -42,7 +42,15 @@ class AlgoSection(Section):
     whiten_advantages: bool = False
     """scale advantages to mean 0, variance 1 over all trained tokens of a rollout; reinforce_plus_plus always does"""
     gamma: float = Field(1.0, gt=0, le=1)
-    """discount per token of what comes later (reinforce_plus_plus)"""
+    """discount per token of what comes later (ppo, reinforce_plus_plus)"""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """GAE's decay per token: 1 trusts the rewards that came, 0 the critic (ppo)"""
+    value_clip: float = Field(0.2, gt=0)
+    """largest step of the critic's value from its old one that lowers its loss (ppo; in units of reward)"""
+    critic_lr: float = Field(0.0, ge=0)
+    """the critic's peak learning rate; 0: trainer.lr (ppo)"""
+    critic_warmup: int = Field(0, ge=0)
+    """first steps of the run in which only the critic learns (ppo)"""
     eps_clip: float = Field(0.2, gt=0)
     """lower clip range of the policy ratio"""
     eps_clip_high: float = Field(0.2, gt=0)

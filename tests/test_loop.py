@@ -110,6 +110,17 @@ def test_a_kl_in_the_reward_needs_log_probs_from_before_the_step(make):
     assert log.count("log_probs policy") == 1 and log.count("log_probs reference") == 1 and log.count("step") == 1
 
 
+def test_a_critic_is_asked_before_the_step_and_learns_returns(make):
+    build, log, _ = make
+    parts = build("algo.name=ppo", "trainer.steps_per_rollout=2")
+    loop(parts, 0, 1)
+    assert log.index("log_probs critic") < log.index("step")
+    for batch in parts.trainer.batches:
+        trained = batch.loss_mask > 0
+        assert torch.equal(batch.returns[trained], batch.advantages[trained]), "values are 0, lambda is 1"
+        assert batch.returns.max() == 1 and batch.values.abs().max() == 0
+
+
 def test_the_engine_can_speak_for_the_old_policy(make):
     build, log, committed = make
     parts = build("algo.old_log_probs=engine", "trainer.steps_per_rollout=2")

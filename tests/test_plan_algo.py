@@ -31,6 +31,10 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.gamma=0.9",), "`algo.gamma` has no effect with grpo"),
         (("algo.name=rloo", "algo.std_normalization=false"), "no effect with rloo"),
         (("algo.name=reinforce_plus_plus", "algo.rewards_normalization=false"), "no effect with reinforce_plus_plus"),
+        (("algo.gae_lambda=0.9",), "`algo.gae_lambda` has no effect with grpo, which has no critic"),
+        (("algo.critic_lr=1e-5", "algo.name=rloo"), "`algo.critic_lr` has no effect with rloo"),
+        (("algo.name=ppo", "algo.critic_warmup=100"), "leaves none of the 100 `steps`"),
+        (("algo.name=ppo", "trainer.backend=megatron"), "'ppo' needs a critic"),
         (("algo.name=sft", "algo.old_log_probs=engine"), "no effect with sft"),
         (("algo.old_log_probs=engine", "algo.correction.level=token"), "which is 1 everywhere"),
         (("algo.old_log_probs=engine", "algo.correction.veto=0.1"), "which is 1 everywhere"),
@@ -66,6 +70,7 @@ def test_one_answer_per_prompt_is_refused_where_answers_are_compared(name):
         ("algo.name=reinforce_plus_plus", "algo.gamma=0.9", "rollout.n_samples_per_prompt=1"),
         ("algo.name=mine.py:OWN", "algo.gamma=0.9", "algo.std_normalization=false"),
         ("algo.old_log_probs=engine", "algo.opsm_delta=1e-4", "algo.dual_clip=3"),
+        ("algo.name=ppo", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.critic_lr=1e-5", "algo.critic_warmup=5"),
     ],
 )
 def test_what_goes_together_is_let_through(overrides):

@@ -57,6 +57,8 @@ class Algorithm:
     name: str
     advantages: Advantages
     loss: Loss
+    returns: Advantages | None = None
+    """what the critic learns, [T]; None: there is no critic. With one, TrainBatch.values are set beforehand"""
     needs_rollout: bool = True
     """False: it learns from given data; logits are then not divided by the sampling temperature"""
 
@@ -69,6 +71,7 @@ ALGORITHMS: dict[str, str] = {
     "rloo": "slimecli.algos.rloo:RLOO",
     "reinforce_plus_plus": "slimecli.algos.reinforce_plus_plus:REINFORCE_PLUS_PLUS",
     "reinforce_plus_plus_baseline": "slimecli.algos.reinforce_plus_plus_baseline:REINFORCE_PLUS_PLUS_BASELINE",
+    "ppo": "slimecli.algos.ppo:PPO",
     "sft": "slimecli.algos.sft:SFT",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from slimecli import env
 from slimecli.recipe import validate_recipe
@@ -13,7 +13,7 @@ from slimecli.recipe import validate_recipe
 if TYPE_CHECKING:
     import numpy as np
 
-    from slimecli.protocols import SyncKind, Trainer
+    from slimecli.protocols import ModelName, SyncKind, Trainer
     from slimecli.sync.stage import StagedWeights
     from slimecli.types import StepStats
 
@@ -110,7 +110,7 @@ class TrainerHost:
         assert self._trainer is not None, "open() comes first"
         return self._trainer
 
-    def log_probs(self, batch: dict[str, np.ndarray], model: Literal["policy", "reference"]) -> np.ndarray:
+    def log_probs(self, batch: dict[str, np.ndarray], model: ModelName) -> np.ndarray:
         """Trainer.log_probs, over numpy."""
         from slimecli.batch import TrainBatch
 

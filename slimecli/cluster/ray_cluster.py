@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from slimecli import console, env
 from slimecli.cluster.actors import EngineHost, TrainerHost, lost_peer
 from slimecli.cluster.placement import Node, Place, place_ranks
 from slimecli.errors import SlimeError
-from slimecli.protocols import RolloutEngine, SyncKind, Trainer
+from slimecli.protocols import ModelName, RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
@@ -125,7 +125,7 @@ class TrainerGroup:
         self._is_idle = True
         return result
 
-    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
         """[T] log-probabilities."""
         import ray
         import torch

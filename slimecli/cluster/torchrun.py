@@ -14,13 +14,13 @@ import signal
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slimecli import env
 from slimecli.cluster.actors import TrainerHost, lost_peer
 from slimecli.cluster.local import LocalCluster
 from slimecli.errors import ExitCode, SlimeError
-from slimecli.protocols import SyncKind, Trainer
+from slimecli.protocols import ModelName, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
@@ -109,7 +109,7 @@ class RanksTrainer:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
-    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> torch.Tensor:
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
         """[T] log-probabilities."""
         import torch
 

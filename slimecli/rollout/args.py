@@ -46,6 +46,9 @@ FLAGS: dict[str, str] = {
     "kl_loss_type": "algo.kl_type",
     "use_unbiased_kl": "algo.kl_unbiased",
     "gamma": "algo.gamma",
+    "lambd": "algo.gae_lambda",
+    "value_clip": "algo.value_clip",
+    "num_critic_only_steps": "algo.critic_warmup",
     "rewards_normalization": "algo.rewards_normalization",
     "grpo_std_normalization": "algo.std_normalization",
     "tis_clip": "algo.correction.high",
@@ -63,6 +66,7 @@ FLAGS: dict[str, str] = {
 
 DERIVED: dict[str, Callable[[Recipe], Any]] = {
     "loss_type": lambda r: "sft_loss" if r.algo.name == "sft" else "policy_loss",
+    "use_critic": lambda r: r.algo.name == "ppo",
     "use_kl_loss": lambda r: r.algo.kl_in_loss,
     "kl_loss_coef": lambda r: r.algo.kl_coef if r.algo.kl_in_loss else 0.0,
     "kl_coef": lambda r: r.algo.kl_coef if r.algo.kl_in_reward else 0.0,

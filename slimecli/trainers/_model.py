@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,12 @@ ISOLATION = 1e-5
 """largest change (nats) that the tokens of one packed sample may make to another's log-probs"""
 
 
+class HasDecoder(Protocol):
+    """A module around a transformers model."""
+
+    hf: Any
+
+
 class PolicyModel(nn.Module):
     """The model, run on a Packing. Its parameters carry the prefix `hf.` in front of their HF names."""
 
@@ -36,16 +42,22 @@ class PolicyModel(nn.Module):
 
     def forward(self, packing: Packing, temperature: float) -> tuple[Tensor, Tensor]:
         """[P] log-probs and [P] entropies of the packing's predictions."""
-        body = getattr(self.hf, self.hf.base_model_prefix)
-        hidden = body(
-            input_ids=packing.token_ids[None],
-            position_ids=packing.position_ids[None],
-            use_cache=False,
-            layout=_attention.Layout(packing),
-        ).last_hidden_state[0]
+        hidden = hidden_states(getattr(self.hf, self.hf.base_model_prefix), packing)
         head = self.hf.get_output_embeddings()
         rows = hidden.index_select(0, packing.rows)
         return token_log_probs(rows, head.weight, packing.targets, temperature=temperature, chunk=self._chunk)
+
+
+def hidden_states(body: nn.Module, packing: Packing) -> Tensor:
+    """[U, H] last hidden states of a decoder's nodes."""
+    output = body(
+        input_ids=packing.token_ids[None],
+        position_ids=packing.position_ids[None],
+        use_cache=False,
+        layout=_attention.Layout(packing),
+    )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
 
 
 def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
@@ -92,7 +104,7 @@ def named_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def layers(model: PolicyModel) -> list[nn.Module]:
+def layers(model: HasDecoder) -> list[nn.Module]:
     """The decoder layers: what is sharded and recomputed as a unit."""
     names = set(model.hf._no_split_modules or ())
     return [m for m in model.hf.modules() if type(m).__name__ in names]

@@ -42,6 +42,33 @@ def make_optimizer(parameters: Mapping[str, Tensor], section: TrainerSection) ->
     )
 
 
+def advance(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One step at a learning rate; the gradients are used up."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """exp_avg/NAME and exp_avg_sq/NAME -> Adam's live moments; created where there are none yet."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        found |= {f"{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq")}
+    return found
+
+
+def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Let Adam's bias correction know how many steps its moments have seen."""
+    for state in optimizer.state.values():
+        state["step"].fill_(steps)
+
+
 def gradient_norm(parameters: Mapping[str, Tensor]) -> Tensor:
     """[] global L2 norm, over all ranks."""
     grads = [p.grad for p in parameters.values() if p.grad is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from slimecli import env
 from slimecli.errors import SlimeError
-from slimecli.trainers._model import PolicyModel, layers
+from slimecli.trainers._model import layers
+
+Placed = TypeVar("Placed", bound=torch.nn.Module)
 
 
 def join(processes: int) -> tuple[torch.device, int, int]:
@@ -33,7 +36,7 @@ def join(processes: int) -> tuple[torch.device, int, int]:
     return device, rank, world
 
 
-def place(model: PolicyModel, device: torch.device, world: int, compute_dtype: torch.dtype) -> PolicyModel:
+def place(model: Placed, device: torch.device, world: int, compute_dtype: torch.dtype) -> Placed:
     """The model on its device: sharded over the ranks layer by layer, computing in `compute_dtype` on a GPU."""
     if device.type == "cpu" and world == 1:
         return model

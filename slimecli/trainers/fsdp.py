@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +18,11 @@ from slimecli import env
 from slimecli.algos import algorithm
 from slimecli.batch import TrainBatch, plan_micro_batches
 from slimecli.errors import SlimeError
+from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
 from slimecli.seeds import derive_seed
 from slimecli.trainers import _checkpoint, _optimizer, _parallel
+from slimecli.trainers._critic import Critic, ValueModel
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
 from slimecli.trainers._packing import pack
@@ -47,22 +48,25 @@ class FsdpTrainer:
             self._reference = _parallel.place(frozen, self._device, self._world, self._publish_dtype)
         self._parameters = {n.removeprefix("hf."): p for n, p in self._policy.named_parameters()}
         self._optimizer = _optimizer.make_optimizer(self._parameters, recipe.trainer)
+        self._critic: Critic | None = None
+        if self._algorithm.returns is not None:
+            self._critic = Critic(recipe, model_dir, self._device, self._world, self._publish_dtype)
+        self._warmup = recipe.algo.critic_warmup * recipe.trainer.steps_per_rollout * (self._critic is not None)
         self._steps_done = 0
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def log_probs(self, batch: TrainBatch, model: Literal["policy", "reference"] = "policy") -> Tensor:
-        """[T] float32 log-probability of each trained target; 0 where the loss mask is 0. On the CPU, on every rank."""
-        network = self._policy if model == "policy" else self._reference
-        if network is None:
-            raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
+        """[T] float32 log-probability of each trained target, or the critic's value before it; 0 where the loss mask
+        is 0. On the CPU, on every rank."""
+        network = self._network(model)
         result = torch.zeros(batch.num_tokens, device=self._device)
         for indices in self._plan(batch):
             chosen = batch.select(indices or [0])
-            log_probs, _ = self._forward(network, chosen)
+            found, *_ = self._forward(network, chosen)
             if indices:
-                result[_positions(batch, indices).to(self._device)] = log_probs
+                result[_positions(batch, indices).to(self._device)] = found
         _parallel.add_up(result, self._world)
         return result.cpu()
 
@@ -80,21 +84,14 @@ class FsdpTrainer:
             for indices in self._plan(batch):
                 self._accumulate(batch.select(indices or [0]), tally, counts=bool(indices))
         metrics = _parallel.reduce_metrics(tally.sums, tally.largest, self._world)
-        norm = _optimizer.gradient_norm(self._parameters)
-        _optimizer.check_gradient(float(norm), self._parameters, self._steps_done + 1)
-        _optimizer.clip_gradient(norm, self._parameters, self._section.clip_grad)
-        self._steps_done += 1
-        lr = _optimizer.lr_at(self._steps_done, self._total_steps, self._section)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        norm, lr, critic_norm = self._update()
         loss = metrics.pop("loss")
         means = {k: v if k in tally.largest else v / trained for k, v in metrics.items()}
+        means |= {} if critic_norm is None else {"critic_grad_norm": critic_norm}
         budget = self._section.max_tokens_per_micro_batch
         means["oversized_samples"] = float((batch.lengths > budget).sum())
         weighted = int((batch.loss_weight != 0).sum())
-        return StepStats(loss=loss, grad_norm=float(norm), lr=lr, tokens=weighted, metrics=means)
+        return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), in the model's order; a tied tensor once."""
@@ -109,8 +106,9 @@ class FsdpTrainer:
     def load(self, folder: Path) -> None:
         """Inverse of save, at any world size."""
         self._steps_done = _checkpoint.load_state(folder, self._state(), self._rank, self._world)
-        for state in self._optimizer.state.values():
-            state["step"].fill_(self._steps_done)
+        _optimizer.set_steps(self._optimizer, max(self._steps_done - self._warmup, 0))
+        if self._critic is not None:
+            self._critic.resume(self._steps_done)
 
     def close(self) -> None:
         """Let go of all weights. Idempotent."""
@@ -126,33 +124,56 @@ class FsdpTrainer:
         budget = self._section.max_tokens_per_micro_batch
         return plan_micro_batches(batch.lengths.tolist(), budget, self._world)[self._rank]
 
-    def _forward(self, network: PolicyModel, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-        """[T] log-probs and [T] entropy of a micro-batch, 0 where not trained."""
+    def _network(self, name: ModelName) -> PolicyModel | ValueModel:
+        if name == "critic":
+            if self._critic is None:
+                raise SlimeError(f"this trainer holds no critic: {self._algo.name} needs none", "set algo.name to ppo")
+            return self._critic.model
+        if name == "reference":
+            if self._reference is None:
+                raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
+            return self._reference
+        return self._policy
+
+    def _update(self) -> tuple[float, float, float | None]:
+        """Optimizer step of the policy, unless only the critic learns yet, and of the critic: gradient norm, learning
+        rate and the critic's gradient norm. No weight is touched before both gradients are seen to be numbers."""
+        step = self._steps_done + 1
+        norm = _optimizer.gradient_norm(self._parameters)
+        _optimizer.check_gradient(float(norm), self._parameters, step)
+        critic_norm = None if self._critic is None else self._critic.check(step)
+        self._steps_done = step
+        lr = _optimizer.lr_at(step, self._total_steps, self._section) if step > self._warmup else 0.0
+        if step > self._warmup:
+            _optimizer.clip_gradient(norm, self._parameters, self._section.clip_grad)
+            _optimizer.advance(self._optimizer, lr)
+        self._optimizer.zero_grad()
+        if self._critic is not None and critic_norm is not None:
+            self._critic.update(critic_norm, step, self._total_steps)
+        return float(norm), lr, None if critic_norm is None else float(critic_norm)
+
+    def _forward(self, network: PolicyModel | ValueModel, batch: TrainBatch) -> list[Tensor]:
+        """[T] log-probs and [T] entropy of a micro-batch, or [T] values; 0 where not trained."""
         temperature = batch.temperature if self._algorithm.needs_rollout else 1.0
         packing = pack(batch, share=self._section.shared_prefix).to(self._device)
-        values = network(packing, temperature)
         zeros = torch.zeros(batch.num_tokens, device=self._device)
-        log_probs, entropy = (zeros.index_put((packing.places,), v[packing.predictions]) for v in values)
-        return log_probs, entropy
+        found = network(packing, temperature)
+        return [zeros.index_put((packing.places,), values[packing.predictions]) for values in found]
 
     def _accumulate(self, batch: TrainBatch, tally: Tally, *, counts: bool) -> None:
         """Forward and backward of one micro-batch."""
         log_probs, entropy = self._forward(self._policy, batch)
         loss = weighted_loss(self._algorithm, self._algo, batch, log_probs, entropy, tally, counts=counts)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._critic is not None:
+            (values,) = self._forward(self._critic.model, batch)
+            self._critic.accumulate(values, batch, tally, counts=counts)
 
     def _state(self) -> dict[str, Tensor]:
         """KIND/NAME -> live tensor of everything that `save` keeps; creates Adam's moments where there are none yet."""
-        state: dict[str, Tensor] = {f"weight/{n}": t for n, t in named_weights(self._policy)}
-        for name, parameter in self._parameters.items():
-            moments = self._optimizer.state[parameter]
-            if not moments:
-                moments["step"] = torch.zeros((), dtype=torch.float32, device=self._device)
-                moments["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                moments["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            for kind in ("exp_avg", "exp_avg_sq"):
-                state[f"{kind}/{name}"] = moments[kind]
-        return state
+        weights: dict[str, Tensor] = {f"weight/{n}": t for n, t in named_weights(self._policy)}
+        critic = {} if self._critic is None else self._critic.state()
+        return weights | _optimizer.moments(self._optimizer, self._parameters) | critic
 
 
 def _positions(batch: TrainBatch, indices: list[int]) -> Tensor:

@@ -32,7 +32,8 @@ def batch(groups: Sequence[Sequence[tuple[float, Sequence[int]]]]) -> TrainBatch
         ]
         for g, group in enumerate(groups)
     ]
-    return from_groups(made, temperature=1.0)
+    packed = from_groups(made, temperature=1.0)
+    return packed.replace(values=torch.zeros_like(packed.loss_mask))
 
 
 def random_batch(seed: int = 0, sizes: Sequence[int] = (4, 1, 3, 2)) -> TrainBatch:
@@ -50,7 +51,8 @@ def random_batch(seed: int = 0, sizes: Sequence[int] = (4, 1, 3, 2)) -> TrainBat
         return (around + spread * torch.randn(len(around), generator=generator)) * made.loss_mask
 
     old = log_probs(torch.full_like(made.loss_mask, -2.0), 0.5)
-    return made.replace(old_log_probs=old, rollout_log_probs=log_probs(old, 0.3), ref_log_probs=log_probs(old, 0.3))
+    made = made.replace(old_log_probs=old, rollout_log_probs=log_probs(old, 0.3), ref_log_probs=log_probs(old, 0.3))
+    return made.replace(values=torch.randn(len(old), generator=generator) * made.loss_mask)
 
 
 def policy(made: TrainBatch, seed: int = 1) -> Tensor:

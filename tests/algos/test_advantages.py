@@ -14,7 +14,8 @@ from slimecli.recipe_algo import AlgoSection
 from tests.algos import made
 
 ESTIMATORS = [name for name in ALGORITHMS if name != "sft"]
-COMPARING = [name for name in ESTIMATORS if name != "reinforce_plus_plus"]
+WITHOUT_CRITIC = [name for name in ESTIMATORS if name != "ppo"]
+COMPARING = [name for name in WITHOUT_CRITIC if name != "reinforce_plus_plus"]
 KL = {"kl_coef": 0.1, "kl_place": "reward", "kl_type": "k1"}
 GROUPS = [[(1.0, [1, 1]), (0.0, [1]), (0.0, [1, 0, 1])], [(5.0, [1]), (7.0, [1])]]
 """two groups of sizes 3 and 2"""
@@ -108,7 +109,7 @@ def test_kl_in_the_reward_needs_log_probs(name):
         algorithm(name).advantages(made.batch(GROUPS), AlgoSection(**KL))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", WITHOUT_CRITIC)
 def test_equal_rewards_give_exactly_no_advantage(name):
     groups = [[(0.1, [1, 1]), (0.1, [1, 0, 1]), (0.1, [1])], [(0.1, [1, 1, 1])]]
     batch = made.batch(groups)
@@ -146,3 +147,29 @@ def test_normalisation_can_be_left_out():
     batch = made.batch(GROUPS)
     found = algorithm("grpo").advantages(batch, AlgoSection(whiten_advantages=True))[batch.loss_mask > 0]
     assert float(found.mean()) == pytest.approx(0, abs=1e-6) and float(found.var()) == pytest.approx(1, rel=1e-5)
+
+
+def test_ppo_by_hand():
+    """Answer of two trained tokens and a hole, reward 1, values 0.5 and 0.25, gamma 0.5, lambda 0.5:
+    delta_1 = 1 - 0.25 = 0.75, delta_0 = 0.5 x 0.25 - 0.5 = -0.375; A_0 = -0.375 + 0.25 x 0.75 = -0.1875."""
+    batch = made.batch([[(1.0, [1, 0, 1])]]).replace(values=torch.tensor([0.5, 0.0, 0.25, 0.0]))
+    section = AlgoSection(name="ppo", gamma=0.5, gae_lambda=0.5)
+    assert algorithm("ppo").advantages(batch, section).tolist() == [-0.1875, 0, 0.75, 0]
+    assert algorithm("ppo").returns(batch, section).tolist() == [0.3125, 0, 1, 0]
+
+
+def test_ppo_with_a_perfect_critic_has_no_advantage():
+    batch = made.batch([[(1.0, [1, 1]), (0.0, [1])]])
+    perfect = batch.replace(values=torch.tensor([1.0, 1, 0, 0, 0]))
+    assert algorithm("ppo").advantages(perfect, AlgoSection(gae_lambda=0.7)).abs().max() == 0
+
+
+def test_ppo_subtracts_the_kl_token_by_token_and_the_critic_learns_unwhitened_returns():
+    """Values 0, lambda 1: returns are those of reinforce_plus_plus: 0.7, 0.8 | -0.3; whitened, its advantages."""
+    batch = with_kl([[(1.0, [1, 1]), (0.0, [1])]], [1.0, 2.0, 3.0])
+    section = AlgoSection(**KL, whiten_advantages=True)
+    assert algorithm("ppo").returns(batch, section).tolist() == pytest.approx([0.7, 0.8, 0, -0.3, 0])
+    expected = algorithm("reinforce_plus_plus").advantages(batch, section)
+    assert torch.allclose(algorithm("ppo").advantages(batch, section), expected, atol=1e-6)
+    with pytest.raises(SlimeError, match="no values"):
+        algorithm("ppo").advantages(batch.replace(values=None), AlgoSection())

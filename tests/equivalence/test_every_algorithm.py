@@ -26,6 +26,10 @@ RUNS = {
     "cispo": ("algo.eps_clip=1", "algo.eps_clip_high=4", "algo.rewards_normalization=false", *TIS),
     "rloo": ("algo.kl_coef=0.1", "algo.kl_place='reward'", "algo.whiten_advantages=true", "algo.correction.veto=1e-4"),
     "reinforce_plus_plus": ("algo.kl_coef=0.1", "algo.kl_place='reward'", "algo.gamma=0.99", *TWO_STEPS),
+    "ppo": (
+        *("algo.critic_warmup=1", "algo.critic_lr=1e-2", "algo.value_clip=5", "algo.gae_lambda=0.95"),
+        *("algo.gamma=0.99", "algo.kl_coef=0.01", "algo.kl_place='reward'", "algo.whiten_advantages=true"),
+    ),
     "reinforce_plus_plus_baseline": (
         *("algo.kl_coef=0.1", "algo.kl_type='low_var_kl'", "algo.kl_unbiased=true"),
         *(
@@ -42,11 +46,12 @@ SEEN = {
     "gspo": ("correction_rejected",),
     "rloo": ("kl", "correction_rejected"),
     "reinforce_plus_plus": ("kl",),
+    "ppo": ("kl", "value_loss", "value_clip_fraction", "critic_grad_norm"),
 }
 """algorithm -> metrics that its overrides bring with them"""
 
 
-WHOLE_ANSWERS = ("gspo", "reinforce_plus_plus_baseline")
+WHOLE_ANSWERS = ("gspo", "ppo", "reinforce_plus_plus_baseline")
 """those of RUNS whose loss looks at whole answers: tried with small micro-batches too"""
 
 
