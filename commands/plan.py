@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,7 +72,7 @@ def cli(
     for warning in found.warnings:
         console.warn(warning)
     if recipe:
-        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set '{x}'" for x in overrides), "do it")
+        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set {shlex.quote(x)}" for x in overrides), "do it")
 
 
 def _shown(value: Value) -> str:

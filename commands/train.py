@@ -82,7 +82,7 @@ def train(run: str, stage: str, overrides: tuple[str, ...], megatron: list[str],
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import RecipeError, UsageError
     from slimecli.flags import megatron_overrides
-    from slimecli.plan_megatron import check_megatron
+    from slimecli.plan_layout import check_megatron
 
     target, recipe = run_and_recipe(run, (*overrides, *megatron_overrides(megatron)))
     if problems := list(check_megatron(recipe, target)):

@@ -10,6 +10,7 @@ from slimecli.errors import RecipeError
 from slimecli.plan_algo import algorithm_warnings
 from slimecli.plan_checks import all_problems, count_data
 from slimecli.plan_machine import Machine, measure, this_machine
+from slimecli.plan_megatron import decided_values, megatron_bytes
 from slimecli.plan_numbers import (
     Value,
     disk_bytes,
@@ -64,7 +65,9 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     machine = this_machine(run.root if run is not None else env.runs_root())
     spec = model_spec(recipe, run)
     on_gpu = machine.gpus > 0
-    trainer, engine = trainer_bytes(recipe, spec, on_gpu), engine_bytes(recipe, spec, on_gpu)
+    is_megatron = recipe.trainer.backend == "megatron"
+    trainer = (megatron_bytes if is_megatron else trainer_bytes)(recipe, spec, on_gpu=on_gpu)
+    engine = engine_bytes(recipe, spec, on_gpu)
     disk = disk_bytes(recipe, spec)
     needs_engine = recipe.steps > 0 and not recipe.engine.urls
     engines = recipe.engine.replicas if needs_engine else 0
@@ -76,6 +79,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         *phases,
         *disk,
         *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
+        *(decided_values(recipe, spec, on_gpu=on_gpu) if is_megatron else []),
     ]
     memory = max(int(v.value) for v in phases)
     # the estimated part may be off by a factor, so it can warn but not refuse

@@ -11,7 +11,7 @@ from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm
-from slimecli.plan_megatron import check_megatron
+from slimecli.plan_layout import check_megatron
 from slimecli.plan_reward import check_reward
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe

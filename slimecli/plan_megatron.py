@@ -1,35 +1,152 @@
-"""What `slime plan` says of a Megatron trainer: what is wrong with its layout and arguments, and what it decides."""
+"""What `slime plan` says of a Megatron trainer: what it decides, and the memory of its fullest process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import json
+import math
+from typing import Any
 
-from slimecli.errors import SlimeError
-from slimecli.plan_spec import model_spec
+from slimecli.model_specs import ModelSpec
+from slimecli.plan_numbers import ADAM_BYTES, LIBRARIES, MASTER_BYTES, RUNTIME_BYTES, Value, with_sum
 from slimecli.recipe import Recipe
-from slimecli.rundir import RunDir
-from slimecli.trainers.megatron.arguments import problems_of
+from slimecli.trainers.megatron.arguments import DEFAULTS, Settings, settings_of
+from slimecli.trainers.megatron.layout import Layout
+from slimecli.trainers.megatron.shares import padded_vocab, stage_layers, stage_parameters, token_width
+
+LOGITS_COPIES = 4
+"""float32 arrays of [rows, vocabulary share] alive at once in the backward pass of log-probs"""
 
 
-def check_megatron(recipe: Recipe, run: RunDir | None, *, on_gpu: bool | None = None) -> Iterator[str]:
-    """Whether the model can be divided as asked, and whether megatron-core knows the arguments.
+def decided_values(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Value]:
+    """The layout, and what the backend sets whatever the recipe leaves open, with reasons."""
+    settings = settings_of(recipe, spec, on_gpu=on_gpu)
+    layout = settings.layout
+    world = f"{layout.world} process(es) = {layout.describe()}"
+    out = [Value(group="megatron", name="layout", value=layout.describe(), unit="", reason=world)]
+    merged: dict[tuple[str, str], list[str]] = {}
+    for name, value, reason in settings.forced:
+        merged.setdefault((_said(value), f"always: {reason}"), []).append(name)
+    for name, value, reason in DEFAULTS:
+        if _stands(settings, name, value):
+            merged.setdefault((_said(value), f"unless [megatron] says otherwise: {reason}"), []).append(name)
+    return out + [
+        Value(group="megatron", name=", ".join(names), value=value, unit="", reason=reason)
+        for (value, reason), names in merged.items()
+    ]
 
-    Args:
-        on_gpu: whether it will train on GPUs; None: as this machine is.
-    """
-    if recipe.trainer.backend != "megatron":
-        return
-    try:
-        spec = model_spec(recipe, run)
-    except SlimeError:
-        return  # told by the check of the model
-    try:
-        yield from problems_of(recipe, spec, on_gpu=_has_gpu() if on_gpu is None else on_gpu)
-    except SlimeError as error:
-        yield f"{error.what}; {error.fix}"
+
+def _said(value: Any) -> str:
+    """As a recipe writes it."""
+    return "none" if value is None else json.dumps(value)
 
 
-def _has_gpu() -> bool:
-    from slimecli.plan_machine import gpu_memories
+def _stands(settings: Settings, name: str, value: Any) -> bool:
+    return any(part.get(name) == value for part in (settings.transformer, settings.ddp, settings.optimizer))
 
-    return bool(gpu_memories())
+
+def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Value]:
+    """Memory of the fullest trainer process: weights, gradients, optimizer, activations, logits; and on a GPU, of the
+    host's memory, the models that wait there."""
+    settings = settings_of(recipe, spec, on_gpu=on_gpu)
+    stages = [_stage_rows(recipe, spec, settings, stage, on_gpu) for stage in range(settings.layout.pp)]
+    rows = max(stages, key=lambda r: sum(v for _, v, _ in r))
+    stage = stages.index(rows)
+    where = f", stage {stage + 1} of {settings.layout.pp}" if settings.layout.pp > 1 else ""
+    rows = [(name, value, reason + where * (name == "weights")) for name, value, reason in rows]
+    share = stage_parameters(spec, settings.layout, stage)
+    weights = (share.dense + share.expert) * _compute_bytes(settings)
+    waiting = []
+    if recipe.algo.kl_coef > 0:
+        waiting = [
+            ("reference model", weights, f"algo.kl_coef {recipe.algo.kl_coef} > 0: its weights wait in host memory"),
+            ("own weights", weights, "while the reference computes in their place"),
+        ]
+    if not on_gpu:
+        rows[1:1] = waiting
+        waiting = []
+    values = with_sum("memory of a trainer process", [*rows, ("libraries", RUNTIME_BYTES, LIBRARIES)])
+    return values + (with_sum("host memory of a trainer process", waiting) if waiting else [])
+
+
+def _stage_rows(
+    recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int, on_gpu: bool
+) -> list[tuple[str, int, str]]:
+    layout, trainer = settings.layout, recipe.trainer
+    share = stage_parameters(spec, layout, stage)
+    count, compute = share.dense + share.expert, _compute_bytes(settings)
+    gradient = MASTER_BYTES if settings.ddp["grad_reduce_in_fp32"] else compute
+    state = ADAM_BYTES + (MASTER_BYTES if compute < MASTER_BYTES else 0)
+    replicas = layout.dp * layout.cp
+    expert_replicas = max(layout.world // (layout.pp * layout.ep * layout.etp), 1)
+    if not settings.ddp["use_distributed_optimizer"]:
+        replicas = expert_replicas = 1
+    optimizer = math.ceil(state * (share.dense / replicas + share.expert / expert_replicas))
+    divided = f", divided over {replicas} data-parallel processes" if replicas > 1 else ""
+    experts = f", of which experts {share.expert / 1e6:,.2f} M" if share.expert else ""
+    dtype = "float32" if compute == MASTER_BYTES else "bfloat16"
+    rows = [
+        ("weights", count * compute, f"{count / 1e6:,.2f} M parameters{experts} in {dtype}"),
+        ("gradients", count * gradient, f"{gradient} bytes per parameter, added up"),
+        ("optimizer", optimizer, f"Adam's two float32 moments{' and float32 weights' * (state > 8)}{divided}"),
+        ("activations, estimated", *_activations(recipe, spec, settings, stage, on_gpu)),
+    ]
+    if stage == layout.pp - 1:
+        vocab = padded_vocab(spec, layout.tp) // layout.tp
+        chunk = min(trainer.logits_chunk_tokens, _tokens(recipe, layout))
+        logits = (chunk * LOGITS_COPIES + spec.hidden) * vocab * 4
+        rows.append(
+            (
+                "logits",
+                logits,
+                f"{chunk} rows x {vocab} entries, {LOGITS_COPIES} times, and the output layer's gradient",
+            )
+        )
+    return rows
+
+
+def _activations(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int, on_gpu: bool) -> tuple[int, str]:
+    layout, tokens = settings.layout, _tokens(recipe, settings.layout)
+    fused = on_gpu and importlib.util.find_spec("transformer_engine") is not None
+    granularity = settings.transformer.get("recompute_granularity")
+    modules = settings.transformer.get("recompute_modules") or () if granularity == "selective" else ()
+    layers = stage_layers(spec, layout)[stage]
+    widths = [token_width(spec, layout, i, recomputed=modules, fused=fused) for i in layers]
+    per_batch, how = sum(widths), ", selectively recomputed" * (granularity == "selective")
+    in_flight = min(_in_flight(layout, stage), _micro_batches(recipe, layout))
+    total = per_batch * in_flight
+    if granularity == "full":
+        # what goes into a layer is kept; the layers of one step of recomputation are whole while it runs
+        every = settings.transformer["recompute_num_layers"]
+        kept = spec.hidden / (layout.tp if layout.sp else 1) * len(layers)
+        once = max(sum(widths[i : i + every]) for i in range(0, max(len(widths), 1), every))
+        block = settings.transformer["recompute_method"] == "block"
+        if block:
+            kept, once = kept + sum(widths[every:]), max(widths, default=0)
+        total, how = (kept if block else kept / every) * in_flight + once, ", recomputed"
+    said = f"{tokens} tokens x {len(layers)} layers{how}"
+    if layout.pp > 1:
+        said += f", {in_flight} micro-batch(es) in flight"
+    return int(total * tokens * _compute_bytes(settings)), said
+
+
+def _tokens(recipe: Recipe, layout: Layout) -> int:
+    """Tokens of a micro-batch on one process; a sample over the budget makes one of its own."""
+    return max(recipe.trainer.max_tokens_per_micro_batch, -(-recipe.max_context // layout.cp))
+
+
+def _micro_batches(recipe: Recipe, layout: Layout) -> int:
+    """Micro-batches of one step on one data-parallel rank, at most."""
+    answers = max(recipe.trainer.global_batch_size, recipe.sft.batch_size if recipe.sft.steps else 0)
+    return max(1, math.ceil(answers * recipe.max_context / (_tokens(recipe, layout) * layout.cp * layout.dp)))
+
+
+def _in_flight(layout: Layout, stage: int) -> int:
+    """Micro-batches whose activations a stage holds in the one-forward-one-backward schedule; the first holds most."""
+    if layout.vpp > 1:
+        return math.ceil(layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.vpp)))
+    return layout.pp - stage
+
+
+def _compute_bytes(settings: Settings) -> int:
+    return 2 if settings.transformer["params_dtype"] == "bfloat16" else MASTER_BYTES

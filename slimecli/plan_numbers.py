@@ -18,7 +18,7 @@ RUNTIME_BYTES = 400 * 10**6
 SAMPLE_BYTES_PER_TOKEN = 8
 """id, log-prob and mask of a token as compressed JSON: about what the quickstart's files take"""
 
-_LIBRARIES = "Python, torch, transformers and Ray themselves"
+LIBRARIES = "Python, torch, transformers and Ray themselves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
         each = 2 * MASTER_BYTES + ADAM_BYTES
         rows.insert(1, ("critic", share * each, f"weights, gradients, Adam: {each} bytes per parameter {ranks}"))
     shown = [(n, int(v), r.strip()) for n, v, r in rows]
-    return _with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
+    return with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, LIBRARIES)])
 
 
 def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
@@ -112,7 +112,7 @@ def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
             + (f", and a state of {spec.state_bytes(dtype):,} bytes each" if spec.linear else ""),
         ),
     ]
-    return _with_sum("memory of an engine", [*rows, ("libraries", RUNTIME_BYTES, _LIBRARIES)])
+    return with_sum("memory of an engine", [*rows, ("libraries", RUNTIME_BYTES, LIBRARIES)])
 
 
 def phase_values(
@@ -152,10 +152,10 @@ def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
     ]
     if recipe.sft.steps:
         rows.insert(0, ("SFT stage", one * 2, "its newest checkpoint + the one being written"))
-    return _with_sum("disk", rows)
+    return with_sum("disk", rows)
 
 
-def _with_sum(group: str, rows: list[tuple[str, int, str]]) -> list[Value]:
+def with_sum(group: str, rows: list[tuple[str, int, str]]) -> list[Value]:
     values = [Value(group=group, name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]
     return [*values, Value(group=group, name="total", value=sum(v for _, v, _ in rows), unit="bytes", reason="")]
 

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan_algo",
         "plan_reward",
         "plan_checks",
+        "plan_layout",
         "plan_machine",
         "plan_megatron",
         "plan_numbers",
@@ -67,8 +68,19 @@ AT_TOP_OF = {"megatron": "slimecli.trainers.megatron."}
 """packages that subclasses need at module top, and the one folder where that may be: it is imported on demand"""
 COMMAND_TOPS = {"errors", "console", "commands", "protocols"}
 """what a command module may import from slimecli at module top"""
-PLAN = ("plan", "plan_algo", "plan_checks", "plan_machine", "plan_megatron", "plan_numbers", "plan_reward", "plan_spec", "static")
-FOR_PLAN = tuple(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout"))
+PLAN = (
+    "plan",
+    "plan_algo",
+    "plan_checks",
+    "plan_layout",
+    "plan_machine",
+    "plan_megatron",
+    "plan_numbers",
+    "plan_reward",
+    "plan_spec",
+    "static",
+)
+FOR_PLAN = tuple(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "shares"))
 """modules of layer 3 that plans are made with; they are held to a plan's rule, and so are the packages above them"""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from slimecli.data_tools.hooks import load_hook
 from slimecli.errors import UsageError
 from slimecli.model_specs import ModelSpec, RopeScaling
-from slimecli.trainers.megatron import optimizer
+from slimecli.trainers.megatron import optimizer, shares
 from slimecli.trainers.megatron.arguments import Settings
 
 
@@ -83,8 +83,7 @@ def _mark_experts(chunk: Any, settings: Settings) -> None:
 
 def padded_vocab(spec: ModelSpec, settings: Settings) -> int:
     """Rows of Megatron's embedding: a multiple of 128, whatever the layout, so that checkpoints fit every other one."""
-    tp = settings.layout.tp
-    return spec.padded_vocab(128 if 128 % tp == 0 else 128 * tp)
+    return shares.padded_vocab(spec, settings.layout.tp)
 
 
 def make_config(spec: ModelSpec, settings: Settings) -> Any:
