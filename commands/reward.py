@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,127 +20,51 @@ if TYPE_CHECKING:
 EXAMPLES = [
     "slime reward --list",
     "slime reward check runs/quickstart/data/holdout.jsonl --type reasoning_gym",
-    "slime reward score --type math < samples.jsonl > scored.jsonl",
+    "slime reward --type math < samples.jsonl > scored.jsonl",
+    "slime reward score --recipe mine.toml samples.jsonl > scored.jsonl",
 ]
 
 _CHUNK = 64
 
 
 def check_reward(recipe: Recipe, data: str, limit: int = 256) -> dict[str, Any]:
-    """Score gold, empty and garbled answers of a data file.
+    """Score gold, empty and garbled answers of a data file, twice each.
 
     Args:
         data: prompt data, with optional slice.
         limit: rows tried, from the first; 0: all.
 
-    Returns: {"ok", "rows", "problems": {kind: count}, "examples": [...], "latency_ms": {...}}. A gold answer must
-    score 1, the others less, and the same answer must score the same twice.
+    Returns: {"ok", "rows", "problems": {kind: count}, "examples": [...], "latency_ms": {...}, "types": {name: {"rows",
+    "mean_score", "latency_ms"}}}. A gold answer must get the full score, the others less, both times the same.
     """
     from slimecli.data_tools.columns import read_item
     from slimecli.data_tools.formats import read_rows
-
-    probes = []
-    for number, row in enumerate(islice(read_rows(data), limit or None), 1):
-        item = read_item(row, recipe.data, f"{data} row {number}")
-        probes.append((number, item))
-    trials = [t for number, item in probes for t in _trials(number, item, recipe)]
-    return asyncio.run(_run_trials(recipe, trials)) | {"rows": len(probes)}
-
-
-def _trials(number: int, item: Any, recipe: Recipe) -> Iterator[tuple[str, int, Sample]]:
-    from slimecli.types import Sample
-
-    def sample(text: str) -> Sample:
-        return Sample(index=number, response=text, label=item.label, metadata=item.metadata)
-
-    gold = _gold(item, recipe)
-    if gold is not None:
-        yield "gold", number, sample(gold)
-        yield "again", number, sample(gold)
-        yield "garbled", number, sample(_wrap(f"{_plain(item)}7~", item, recipe))
-    yield "empty", number, sample("")
-
-
-def _kind(item: Any, recipe: Recipe) -> str:
-    return "" if recipe.reward.path else str(item.metadata.get("rm_type") or recipe.reward.type)
-
-
-def _plain(item: Any) -> str:
-    return str(item.metadata.get("gold", item.label))
-
-
-def _gold(item: Any, recipe: Recipe) -> str | None:
-    """What a perfect response looks like; None when the row does not tell (the label of a regex is a pattern)."""
-    if "gold" in item.metadata:
-        return str(item.metadata["gold"])
-    if item.label is None or _kind(item, recipe).endswith("regex"):
-        return None
-    return _wrap(item.label, item, recipe)
-
-
-def _wrap(answer: str, item: Any, recipe: Recipe) -> str:
-    """The answer where the scorer looks for it."""
-    kind, place = _kind(item, recipe), item.metadata.get("extract", "")
-    if kind.startswith("boxed_") or place == "boxed" or (kind == "math" and not place):
-        return answer if "\\boxed" in answer else f"\\boxed{{{answer}}}"
-    return f"<answer>{answer}</answer>" if place == "answer_tag" else answer
-
-
-async def _run_trials(recipe: Recipe, trials: list[tuple[str, int, Sample]]) -> dict[str, Any]:
     from slimecli.data_tools.rewards import load_reward
-    from slimecli.errors import SlimeError
+    from slimecli.data_tools.rewards.proof import Proof
     from slimecli.rollout.args import HookArgs
 
-    reward, args = load_reward(recipe.reward), HookArgs(recipe)
-    scores: dict[tuple[str, int], float] = {}
-    problems: dict[str, int] = {}
-    examples: list[str] = []
-    seconds: list[float] = []
-
-    def problem(kind: str, text: str) -> None:
-        problems[kind] = problems.get(kind, 0) + 1
-        if problems[kind] <= 3:
-            examples.append(f"{kind}: {text}")
-
-    for kind, number, sample in trials:
-        start = time.perf_counter()
-        try:
-            result = (await reward(args, [sample]))[0] if recipe.reward.group else await reward(args, sample)
-            sample.reward = result
-            score = sample.get_reward_value(recipe.reward.key or None)
-        except SlimeError as error:
-            problem("raised", f"row {number}: {error.what}")
-            continue
-        seconds.append(time.perf_counter() - start)
-        scores[kind, number] = score
-        shown = f"row {number}: {sample.response!r} scored {score:g}"
-        if kind == "gold" and score < 1:
-            problem("gold answer below 1", shown)
-        if kind in ("empty", "garbled") and score >= 1:
-            problem(f"{kind} answer scored 1", shown)
-        if kind == "again" and score != scores.get(("gold", number), score):
-            problem("not deterministic", shown)
-    if not any(kind == "gold" for kind, _, _ in trials):
-        problem("no gold answer", "no row has a label or metadata.gold that could be scored")
-    return {"ok": not problems, "problems": problems, "examples": examples, "latency_ms": _latency(seconds)}
-
-
-def _latency(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    ordered = sorted(seconds)
-    at = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: round(1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))], 3) for name, q in at.items()}
+    proof = Proof(load_reward(recipe.reward), HookArgs(recipe), recipe.reward)
+    rows = enumerate(islice(read_rows(data), limit or None), 1)
+    return asyncio.run(proof.run(read_item(row, recipe.data, f"{data} row {number}") for number, row in rows))
 
 
 def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>") -> Iterator[Sample]:
-    """Samples from JSON lines, scored, in order. A sample whose score failed has reward None and metadata.failure."""
+    """Samples from JSON lines, scored, in order. A sample whose score failed has reward None and metadata.failure.
+
+    With reward.group, neighbours of the same group_index are scored together.
+    """
     from slimecli.data_tools.rewards import load_reward
     from slimecli.rollout.args import HookArgs
 
     reward, args = load_reward(recipe.reward), HookArgs(recipe)
     samples = _read_samples(lines, source)
     with asyncio.Runner() as runner:
+        if recipe.reward.group:
+            for _, group in groupby(samples, key=lambda s: s.group_index):
+                members = list(group)
+                runner.run(_score_group(reward, args, [s for s in members if _has_answer(s)]))
+                yield from members
+            return
         while chunk := list(islice(samples, _CHUNK)):
             runner.run(_score_chunk(reward, args, chunk))
             yield from chunk
@@ -167,16 +90,47 @@ async def _score_chunk(reward: Any, args: Any, chunk: list[Sample]) -> None:
 
     async def one(sample: Sample) -> None:
         try:
-            sample.reward = await reward(args, sample)
+            _set(sample, await reward(args, sample))
         except SlimeError as error:
-            sample.reward = None
-            sample.metadata = {**sample.metadata, "failure": f"reward: {type(error).__name__}: {error.what}"}
+            _set(sample, error)
 
-    await asyncio.gather(*(one(s) for s in chunk))
+    await asyncio.gather(*(one(s) for s in chunk if _has_answer(s)))
+
+
+def _has_answer(sample: Sample) -> bool:
+    """False for one that failed before it came to a score; it stays as it is."""
+    return str(sample.metadata.get("failure", "reward:")).startswith("reward:")
+
+
+async def _score_group(reward: Any, args: Any, group: list[Sample]) -> None:
+    from slimecli.errors import SlimeError
+
+    if not group:
+        return
+    try:
+        scores = await reward(args, group)
+    except SlimeError as error:
+        scores = [error] * len(group)
+    for sample, score in zip(group, scores, strict=True):
+        _set(sample, score)
+
+
+def _set(sample: Sample, score: Any) -> None:
+    """The score; instead of one that failed the reason, and no reward."""
+    from slimecli.errors import SlimeError
+
+    sample.metadata = {k: v for k, v in sample.metadata.items() if k != "failure"}
+    if isinstance(score, SlimeError):
+        sample.reward = None
+        sample.metadata["failure"] = f"reward: {type(score).__name__}: {score.what}"
+    else:
+        sample.reward = score
 
 
 def cli(
-    action: Annotated[str, typer.Argument(metavar="[check|score]", help="prove a reward, or score samples")] = "",
+    action: Annotated[
+        str, typer.Argument(metavar="[check|score]", help="prove a reward, or score samples (default: those on stdin)")
+    ] = "",
     data: Annotated[str, typer.Argument(metavar="[DATA]", help="prompt data for check; samples for score")] = "",
     type_: Annotated[str, typer.Option("--type", metavar="NAME|FILE:FN", help="scorer; default: the recipe's")] = "",
     recipe: RecipeOpt = "",
@@ -195,11 +149,11 @@ def cli(
     overrides = (*(set_ or ()), *([f"reward.{which}={json.dumps(type_)}"] if type_ else []))
     if action == "check" and data:
         return _check(load_recipe(recipe, overrides), data, limit, json_)
-    if action == "score":
-        return _score(load_recipe(recipe, overrides), data)
+    if action == "score" or (not action and not sys.stdin.isatty()):
+        return _score(load_recipe(recipe, overrides), data, said=bool(action))
     raise UsageError(
         "say what to do" if action != "check" else "check needs a data file",
-        "slime reward --list | slime reward check DATA | slime reward score < samples.jsonl",
+        "slime reward --list | slime reward check DATA | slime reward < samples.jsonl",
     )
 
 
@@ -208,17 +162,26 @@ def _check(recipe: Recipe, data: str, limit: int, json_: bool) -> None:
     from slimecli.errors import DataError
 
     result = check_reward(recipe, data, limit)
-    latency = ", ".join(f"{k} {v:g} ms" for k, v in result["latency_ms"].items())
-    console.say(f"{result['rows']} rows; {latency}")
     if json_:
         console.emit(result)
+    else:
+        table = [_row(name, found) for name, found in result["types"].items()]
+        console.table(table, ["type", "rows", "gold", "empty", "garbled", "p50 ms", "p90 ms", "p99 ms", "max ms"])
     if not result["ok"]:
         lines = "\n".join(f"  - {e}" for e in result["examples"])
         raise DataError(f"the reward is not right: {result['problems']}\n{lines}", "mend the reward or the labels")
-    console.say("gold answers score 1, empty and garbled ones do not, and scores repeat")
+    console.say(
+        f"{result['rows']} rows: gold answers get the full score, empty and garbled ones less, and scores repeat"
+    )
 
 
-def _score(recipe: Recipe, data: str) -> None:
+def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    means = {kind: f"{mean:.3f}" for kind, mean in found["mean_score"].items()}
+    times = {f"{at} ms": f"{value:g}" for at, value in found["latency_ms"].items()}
+    return {"type": name, "rows": found["rows"], "gold": "", "empty": "", "garbled": ""} | means | times
+
+
+def _score(recipe: Recipe, data: str, *, said: bool) -> None:
     from pathlib import Path
 
     from slimecli import console
@@ -232,6 +195,8 @@ def _score(recipe: Recipe, data: str) -> None:
             total += 1
             failed += "failure" in sample.metadata and sample.reward is None
             console.emit_line(sample.to_json())
+    if not total and not said:
+        raise UsageError("say what to do: nothing came in on stdin", "slime reward --help")
     console.note(f"{total} samples scored, {failed} failed")
     if failed:
         raise PartialError(f"{failed} of {total} samples could not be scored", "see metadata.failure of the samples")

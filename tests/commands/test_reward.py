@@ -30,7 +30,7 @@ def samples(*pairs):
 
 
 def feed(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
 
 
 def test_list(capsys):
@@ -113,7 +113,8 @@ def test_score_refuses_what_is_not_a_sample(monkeypatch, capsys, line, message):
     assert message in capsys.readouterr().err
 
 
-def test_usage(capsys):
+def test_usage(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
     assert slime() == 2 and slime("check") == 2 and slime("score", "none.jsonl") == 2
     assert "check needs a data file" in capsys.readouterr().err
 
@@ -127,3 +128,112 @@ def test_closed_pipe_is_quiet(tmp_path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     first, status = done.stdout.splitlines()
     assert json.loads(first)["reward"] == 0.0 and status == "0" and "Traceback" not in done.stderr
+
+
+def write(path, *rows):
+    path.write_bytes(dump_rows([{"prompt": "p", "metadata": {}, **row} for row in rows]))
+    return path
+
+
+NO_COMMA = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+ADD = "def add(a, b):\n    return a + b"
+TESTS = {"tests": ["assert add(1, 2) == 3", {"call": "add(2, 2)", "expected": 4}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("math", {"label": "\\frac{1}{2}"}),
+        ("math_verify", {"label": "\\frac{1}{2}"}),
+        ("deepscaler", {"label": "\\boxed{3}"}),
+        ("dapo", {"label": "34"}),
+        ("gpqa", {"label": "B"}),
+        ("gpqa", {"label": "2", "metadata": {"choices": ["a b", "c d", "e f"]}}),
+        ("format", {"label": "5"}),
+        ("boxed_exact", {"label": "x"}),
+        ("code", {"label": "", "metadata": {**TESTS, "gold": f"```python\n{ADD}\n```"}}),
+        ("ifbench", {"label": "", "metadata": {"gold": "a", **NO_COMMA}}),
+        ("exact", {"label": "7", "metadata": {"rm_type": "math", "gold": "so \\boxed{7}"}}),
+    ],
+)  # fmt: skip
+def test_check_knows_what_each_scorer_reads(tmp_path, capsys, kind, row):
+    assert slime("check", write(tmp_path / "d.jsonl", row), "--type", kind, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    (found,) = result["types"].values()
+    assert found["rows"] == 1 and found["mean_score"]["gold"] == 1.0 and found["mean_score"]["empty"] < 1.0
+    assert found["latency_ms"].keys() == {"p50", "p90", "p99", "max"}
+
+
+def test_check_finds_a_program_that_fails_its_tests(tmp_path, capsys):
+    row = {"label": "", "metadata": {**TESTS, "gold": ADD.replace("+", "-")}}
+    assert slime("check", write(tmp_path / "d.jsonl", row), "--type", "code") == 4
+    assert "gold answer below 1" in capsys.readouterr().err
+
+
+def test_check_tells_types_apart_in_a_table(tmp_path, capsys):
+    rows = [{"label": "7"}, {"label": "B", "metadata": {"rm_type": "gpqa"}}, {"label": "8"}]
+    assert slime("check", write(tmp_path / "d.jsonl", *rows), "--type", "exact") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "p99" in out[0]
+    assert [line.split()[:2] for line in out if line.split()[:1] in (["exact"], ["gpqa"])] == [
+        ["exact", "2"],
+        ["gpqa", "1"],
+    ]
+
+
+def test_check_of_a_mix_wants_the_whole_sum(tmp_path, capsys):
+    data = write(tmp_path / "d.jsonl", {"label": "7"})
+    mix = ("--type", "mix", "--set", "reward.mix={math = 0.8, format = 0.2}", "--json")
+    assert slime("check", data, *mix) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["types"]["mix"]["mean_score"] == {"gold": 1.0, "empty": 0.0, "garbled": 0.2}
+    assert slime("check", write(data, {"label": "7", "metadata": {"gold": "7"}}), *mix) == 4
+
+
+def test_check_of_a_tournament_wants_the_gold_answer_on_top(tmp_path, capsys):
+    (tmp_path / "r.py").write_text(
+        "def right(args, first, second):\n"
+        "    a, b = (s.response == s.label for s in (first, second))\n    return 0.5 if a == b else float(a)\n\n"
+        "def longer(args, first, second):\n    return float(len(first.response) > len(second.response))\n"
+    )
+    data = write(tmp_path / "d.jsonl", {"label": "7"})
+    words = ("check", data, "--type", "tournament", "--set", "reward.group=true", "--set")
+    assert slime(*words, f"reward.tournament.compare={tmp_path}/r.py:right") == 0
+    assert slime(*words, f"reward.tournament.compare={tmp_path}/r.py:longer") == 4
+    assert "garbled answer not below the gold one" in capsys.readouterr().err
+
+
+def test_check_says_what_is_not_set(sums, capsys):
+    assert slime("check", sums, "--type", "remote_rm") == 2
+    assert "reward.rm_url" in capsys.readouterr().err
+
+
+def test_samples_on_stdin_need_no_word(monkeypatch, capsys):
+    feed(monkeypatch, samples(("1", "1"), ("2", "1")))
+    assert slime("--type", "exact") == 0
+    assert [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()] == [1.0, 0.0]
+    feed(monkeypatch, b"")
+    assert slime("--type", "exact") == 2
+    assert "nothing came in" in capsys.readouterr().err
+
+
+def test_groups_are_scored_together(monkeypatch, capsys, tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def rank(args, samples):\n    return [i / len(samples) for i, _ in enumerate(samples)]\n"
+    )
+    lines = [Sample(index=i, group_index=i // 3, response="r").to_json() for i in range(5)]
+    feed(monkeypatch, "\n".join(lines).encode())
+    assert slime("--type", f"{tmp_path}/r.py:rank", "--set", "reward.group=true") == 0
+    rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
+    assert rewards == [0.0, 1 / 3, 2 / 3, 0.0, 0.5]
+
+
+def test_scoring_again_mends_failed_scores_and_leaves_failed_answers(monkeypatch, capsys):
+    def sample(index, failure):
+        return Sample(index=index, response="1", label="1", metadata={"failure": failure}).to_json()
+
+    feed(monkeypatch, f"{sample(0, 'reward: late')}\n{sample(1, 'generation: lost')}\n".encode())
+    assert slime("score", "--type", "exact") == 6
+    mended, left = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert mended["reward"] == 1.0 and "metadata" not in mended
+    assert "reward" not in left and left["metadata"]["failure"] == "generation: lost"
