@@ -20,6 +20,8 @@ class Worker:
     def refuse(self): raise GateError("the worker says no", "mend it")
     def step(self, batch): raise ZeroDivisionError("a bug")
     def save(self, folder): os._exit(1)
+    def lose(self): raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+    def die(self): time.sleep(1); os._exit(1)
     def load(self, folder): time.sleep(600)
     def close(self): return None
 
@@ -54,6 +56,17 @@ error, seconds = caught(lambda: wait([a.echo.remote(1, 30.0), b.refuse.remote()]
 assert type(error) is GateError and error.what == "the worker says no" and error.fix == "mend it", error
 assert seconds < 10, "a failure waits for nobody"
 
+import slimecli.cluster.ray_cluster as module
+victim, late = make(), make()
+error, seconds = caught(lambda: wait([a.lose.remote(), victim.die.remote()], "both", 60))
+assert type(error) is SlimeError and "a worker process died while we waited for both" in error.what, error
+assert seconds < 10, "the cause of a lost connection is found soon"
+error, _ = caught(lambda: wait([a.lose.remote(), late.refuse.remote()], "both", 60))
+assert type(error) is GateError, error
+module._CAUSE_S = 0.5
+error, _ = caught(lambda: wait([a.lose.remote(), late.echo.remote(1, 3.0)], "both", 60))
+assert type(error) is SlimeError and "lost the others while we waited for both" in error.what, error
+
 error, _ = caught(lambda: group.step(type("Batch", (), {"to_numpy": lambda self: {}})()))
 assert isinstance(error, ZeroDivisionError), "a bug keeps its kind and traceback"
 
@@ -63,7 +76,6 @@ assert "--resume" in error.fix
 group.close()  # the death is told already; closing must not tell it again in place of the first error
 
 busy = TrainerGroup([b], 60.0, [Place("", 0)])
-import slimecli.cluster.ray_cluster as module
 module._WORK_DEADLINE_S = 0.3
 caught(lambda: busy.load("/slow"))
 start = time.monotonic()
