@@ -39,8 +39,8 @@ class CodeSection(Section):
     """address space of one process (MiB)"""
     processes: int = Field(8, ge=1)
     """processes and threads at a time"""
-    isolation: Literal["best", "required"] = "best"
-    """required: refuse to run code that this machine cannot cut off from network, processes and files"""
+    isolation: Literal["required", "best", "limits"] = "best"
+    """what the machine must cut code off from: network, processes and files; processes; or nothing beyond the limits"""
 
 
 class TournamentSection(Section):

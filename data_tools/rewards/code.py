@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from slimecli.data_tools.rewards.threads import in_thread
-from slimecli.data_tools.sandbox import PARTS, Limits, Outcome, run_python
+from slimecli.data_tools.sandbox import LEAST, PARTS, Limits, Outcome, run_python
 from slimecli.errors import DataError, SlimeError
 from slimecli.recipe_reward import RewardSection
 from slimecli.types import Sample
@@ -39,7 +39,7 @@ class CodeReward:
         self._section = section
         code = section.code
         self._limits = Limits(wall_s=code.wall_s, cpu_s=code.wall_s, memory_mb=code.memory_mb, processes=code.processes)
-        self._required = PARTS if code.isolation == "required" else ()
+        self._required = {"required": PARTS, "best": LEAST, "limits": ()}[code.isolation]
 
     async def __call__(self, args: Any, sample: Sample) -> float:
         """The score of one sample."""

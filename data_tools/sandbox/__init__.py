@@ -1,9 +1,10 @@
 """Running Python code that a model wrote: in processes of its own, with limits, and cut off where the kernel allows.
 
 `run_python` never runs the code in this process. What holds it: its own session, working folder and almost empty
-environment; limits on time, memory, processes, files and output; where user namespaces are permitted also no network,
-no sight of other processes, and a read-only file system around a small folder that vanishes. `isolation` says what this
-machine gives. Files that the user may read can be read by the code, so keep secrets out of the account that trains.
+environment; limits on time, memory, processes, files and output; under root another user; where user namespaces are
+permitted also no network, no sight of other processes, and a read-only file system around a small folder that vanishes.
+`isolation` says what this machine gives. Files that the user (under root: nobody) may read can be read by the code, so
+keep secrets out of the account that trains.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ GRACE_S = 3.0
 """seconds after the deadline for the processes inside to end by themselves"""
 PARTS = ("network", "processes", "files")
 """kinds of isolation, see `isolation`"""
+LEAST = ("processes",)
+"""without this the code could end or read this very process"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ def run_python(
     checks: Sequence[dict[str, str]] | None = None,
     all_checks: bool = False,
     limits: Limits | None = None,
-    required: Sequence[str] = (),
+    required: Sequence[str] = LEAST,
 ) -> Outcome:
     """Run Python source and say how it ended.
 
@@ -96,8 +99,7 @@ def run_python(
     secret = secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="slime-sandbox-")
     try:
-        if required:
-            _require(required)
+        _require(required)
         checks = None if checks is None else list(checks)
         job = {**asdict(limits), "code": code, "stdin": stdin, "checks": checks, "all_checks": all_checks}
         return _run(job | {"folder": folder, "secret": secret}, limits, secret)
@@ -108,7 +110,7 @@ def run_python(
 @cache
 def isolation() -> dict[str, bool]:
     """What this machine gives: {"network", "processes", "files"} -> whether code is cut off from it."""
-    return run_python("pass").isolation
+    return run_python("pass", required=()).isolation
 
 
 def _require(parts: Sequence[str]) -> None:
@@ -117,7 +119,7 @@ def _require(parts: Sequence[str]) -> None:
         raise SlimeError(
             f"model-written code cannot be cut off from: {', '.join(missing)}",
             "allow user namespaces (sysctl user.max_user_namespaces, or the container's seccomp profile), "
-            "or accept less with reward.code.isolation = 'best'",
+            "run as root in a container of its own, or accept less with reward.code.isolation",
         )
 
 

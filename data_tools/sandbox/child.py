@@ -41,12 +41,12 @@ def launch(job: dict[str, Any], control: int, report: int) -> None:
         stream.write(job["stdin"].encode())
     os.lseek(stdin, 0, os.SEEK_SET)
     libraries = _open_libraries()
-    _drop_root(job)
-    isolation = _enter_namespaces()
+    other_user = _drop_root(job)
+    entered = _enter_namespaces()
     job["kept"] = libraries
     keeper = os.fork()
     if keeper == 0:
-        _keep(job, control, report, stdin, isolation)
+        _keep(job, (control, report, stdin), entered, other_user)
     os.close(control)
     os.close(report)
     os.waitpid(keeper, 0)
@@ -72,26 +72,27 @@ def _move_packages(old: str, new: str) -> None:
             module.__path__ = [new + p[len(old) :] if p.startswith(f"{old}/") else p for p in paths]
 
 
-def _drop_root(job: dict[str, Any]) -> None:
-    """Become nobody where we are root."""
+def _drop_root(job: dict[str, Any]) -> bool:
+    """Become nobody where we are root; True when that makes us another user than slime's."""
     if os.geteuid() != 0:
-        return
+        return False
     os.chown(job["folder"], NOBODY, NOBODY)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self/uid_map stays root's
+    return True
 
 
-def _enter_namespaces() -> dict[str, bool]:
-    """New namespaces: all of them, or none where the kernel or a container forbids them."""
+def _enter_namespaces() -> bool:
+    """New namespaces: True for all of them, False for none, where the kernel or a container forbids them."""
     user, group = os.geteuid(), os.getegid()
     flags = sum(_NAMESPACES.values())
     entered = _libc.unshare(flags) == 0
     if entered:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             _write(f"/proc/self/{name}", text)
-    return {"network": entered, "processes": entered, "files": entered}
+    return entered
 
 
 def _write(path: str, text: str) -> None:
@@ -102,25 +103,35 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _mount(job: dict[str, Any]) -> bool:
-    """Everything read-only except a small file system of its own at the job's folder."""
+def _mount(job: dict[str, Any], other_user: bool) -> bool:
+    """Everything read-only except a small file system of its own at the job's folder, and /proc without the others."""
     read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = f"size={job['file_mb']}m,mode=0700".encode()
     steps: tuple[Callable[[], int], ...] = (
         lambda: _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None),
+        lambda: _hide_processes(other_user),
         lambda: _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, read_only, 32),
         lambda: _libc.mount(b"tmpfs", job["folder"].encode(), b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), size),
     )
     return all(step() == 0 for step in steps)
 
 
-def _keep(job: dict[str, Any], control: int, report: int, stdin: int, isolation: dict[str, bool]) -> None:
+def _hide_processes(other_user: bool) -> int:
+    """0 when the environment of slime's processes cannot be read under /proc: no such entries, or another user's."""
+    flags = ctypes.c_ulong(_MS_NOSUID_NODEV)
+    if _libc.mount(b"proc", b"/proc", b"proc", flags, None) == 0 or other_user:
+        return 0
+    return int(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags, b"size=4k"))
+
+
+def _keep(job: dict[str, Any], descriptors: tuple[int, int, int], entered: bool, other_user: bool) -> None:
     """Body of the keeper: never returns."""
+    control, report, stdin = descriptors
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    isolation["files"] = isolation["files"] and _mount(job)
-    own_processes = isolation["processes"]
-    tasks = 2 if own_processes else _tasks_of(os.geteuid())
+    files = entered and _mount(job, other_user)
+    isolation = {"network": entered, "processes": files or other_user, "files": files}
+    tasks = 2 if entered else _tasks_of(os.geteuid())
     _tell(control, {"started": True, "isolation": isolation})
     worker = os.fork()
     if worker == 0:
@@ -138,7 +149,7 @@ def _keep(job: dict[str, Any], control: int, report: int, stdin: int, isolation:
     status, usage = _wait(worker)
     seconds = usage.ru_utime + usage.ru_stime
     _tell(control, {"exit": os.waitstatus_to_exitcode(status), "late": bool(late), "cpu_s": seconds})
-    if not own_processes:
+    if not entered:
         _sweep()
     os._exit(0)
 

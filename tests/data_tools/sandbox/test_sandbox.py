@@ -191,12 +191,13 @@ def test_without_namespaces_the_limits_hold(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "CHILD", child)
     isolation.cache_clear()
     try:
-        assert isolation() == {"network": False, "processes": False, "files": False}
-        done = go("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nprint('left')")
+        assert isolation() == {"network": False, "processes": os.geteuid() == 0, "files": False}
+        away = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nprint('left')"
+        done = go(away, required=())
         assert done.stdout == "left\n" and done.seconds < 2
         bomb = "import os, time\nfor n in range(500):\n    if os.fork() == 0: time.sleep(60)"
-        assert "Resource temporarily unavailable" in go(bomb).stderr
-        assert go("x = bytearray(10**9)").status == "error"
+        assert "Resource temporarily unavailable" in go(bomb, required=()).stderr
+        assert go("x = bytearray(10**9)", required=()).status == "error"
         with pytest.raises(SlimeError, match="cannot be cut off from: network, files"):
             go("pass", required=("network", "files"))
     finally:
@@ -217,3 +218,21 @@ def test_parts_that_are_required_are_there():
     else:
         with pytest.raises(SlimeError, match="cannot be cut off"):
             go("print(1)", required=sandbox.PARTS)
+
+
+def test_the_environment_of_this_process_cannot_be_read():
+    mark = Path("/proc/self/environ").read_bytes()[:80]
+    code = (
+        "import glob\nfound = b''\nfor path in glob.glob('/proc/[0-9]*/environ'):\n"
+        f"    try: found += open(path, 'rb').read()\n    except OSError: pass\nprint({mark!r} in found)"
+    )
+    assert len(mark) == 80
+    if isolation()["processes"]:
+        assert go(code).stdout == "False\n"
+
+
+def test_code_that_could_end_this_process_is_not_run_by_default(monkeypatch):
+    monkeypatch.setattr(sandbox, "isolation", lambda: dict.fromkeys(sandbox.PARTS, False))
+    with pytest.raises(SlimeError, match="cut off from: processes"):
+        go("pass")
+    assert go("print(1)", required=()).stdout == "1\n"
