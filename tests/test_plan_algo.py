@@ -3,8 +3,10 @@
 import pytest
 
 from slimecli.algos import ALGORITHMS
+from slimecli.model_specs import get_spec
 from slimecli.plan_algo import GROUP_RELATIVE, algorithm_warnings, check_algorithm
 from slimecli.plan_checks import check_names
+from slimecli.plan_numbers import trainer_bytes
 from slimecli.recipe import load_recipe
 
 
@@ -105,3 +107,13 @@ def test_an_own_algorithm_is_looked_for_without_running_it(tmp_path):
     assert list(check_names(load_recipe("", (f"algo.name={path}:OWN",)), None)) == []
     (problem,) = check_names(load_recipe("", (f"algo.name={path}:OWM",)), None)
     assert problem.startswith("`algo.name`") and "did you mean 'OWN'" in problem
+
+
+def test_a_critic_takes_the_memory_of_a_second_model_in_training():
+    spec = get_spec("qwen3-0.6b")
+    plain, ppo = (
+        {v.name: v.value for v in trainer_bytes(load_recipe("", (f"algo.name={name}",)), spec, on_gpu=False)}
+        for name in ("grpo", "ppo")
+    )
+    assert ppo["critic"] == plain["weights"] + plain["gradients"] + plain["optimizer"]
+    assert ppo["total"] == plain["total"] + ppo["critic"]
