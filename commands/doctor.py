@@ -28,6 +28,7 @@ REQUIRED: dict[str, str] = {
     "regex": ">=2024.11",
     "rich": ">=13",
     "safetensors": ">=0.5",
+    "sympy": ">=1.12",
     "tokenizers": ">=0.21",
     "torch": ">=2.7",
     "transformers": ">=5.0",
