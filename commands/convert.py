@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,7 @@ def convert(
     from slimecli.errors import UsageError
     from slimecli.weights.convert import hf_to_torch_dist, torch_dist_to_hf, torch_dtype
     from slimecli.weights.source import resolve_model_dir
+    from slimecli.weights.torch_dist import TRACKER
 
     check_usage(to, model, source, quantize)
     if not out:
@@ -60,6 +62,8 @@ def convert(
     path, spec = named(model)
     if to == "torch_dist":
         hf = path or resolve_model_dir(model[0])
+        if (hf / TRACKER).is_file():
+            raise UsageError(f"{hf} is a torch_dist checkpoint already", f"--from {shlex.quote(str(hf))} --to hf")
         notes = hf_to_torch_dist(hf, folder, expected=spec, dtype=kind, verify=verify, jobs=jobs)
     else:
         checkpoint = Path(source).expanduser()
@@ -70,26 +74,36 @@ def convert(
 
 
 def dry_run(
-    *, to: str, model: Sequence[str] = (), source: str = "", dtype: str = "", verify: bool = True
+    *, to: str, model: Sequence[str] = (), source: str = "", dtype: str = "", quantize: str = "", verify: bool = True
 ) -> dict[str, Any]:
     """What convert would do: the mapping table, the files, bytes, memory and time. A registry name needs no weights."""
-    from slimecli import files
-    from slimecli.model_specs import from_config
     from slimecli.weights.check import check_folder, spec_of
-    from slimecli.weights.convert import find_companions, torch_dtype
+    from slimecli.weights.convert import find_companions, open_checkpoint, torch_dtype
+    from slimecli.weights.maps import rules_of
+    from slimecli.weights.pieces import Source, source_of
     from slimecli.weights.preview import preview
     from slimecli.weights.quant import open_weights
+    from slimecli.weights.torch_dist import TorchDistSource
 
-    check_usage(to, model, source, "")
     path, spec = named(model)
-    kind = torch_dtype(dtype)
+    check_usage(to, model, source, quantize, planned=spec is not None and path is None)
+    opened: Source | None = None
     if to == "torch_dist" and path is not None:
-        opened = open_weights(path)
-        return preview(check_folder(path, spec) or spec_of(opened), to, folder=opened, dtype=kind, verify=verify)
-    if spec is None:
-        like = path or find_companions(Path(source).expanduser())
-        spec = from_config(files.read_json(like / "config.json"), name=like.name)
-    return preview(spec, to, dtype=kind, verify=verify)
+        folder = open_weights(path)
+        spec = check_folder(path, spec) or spec_of(folder)
+        rules, opened = rules_of(spec, spec.padded_vocab(), folder.shapes), source_of(folder)
+    elif source:
+        checkpoint = Path(source).expanduser()
+        stored, spec, rules = open_checkpoint(checkpoint, path or find_companions(checkpoint), spec)
+        opened = TorchDistSource(stored, rules)
+    else:
+        assert spec is not None
+        rules = rules_of(spec, spec.padded_vocab() if to == "torch_dist" else 0)
+    try:
+        return preview(spec, to, rules, source=opened, dtype=torch_dtype(dtype), quantize=quantize, verify=verify)
+    finally:
+        if opened is not None:
+            opened.close()
 
 
 def named(model: Sequence[str]) -> tuple[Path | None, ModelSpec | None]:
@@ -104,8 +118,12 @@ def named(model: Sequence[str]) -> tuple[Path | None, ModelSpec | None]:
     return Path(folders[0]).expanduser() if folders else None, get_spec(names[0]) if names else None
 
 
-def check_usage(to: str, model: Sequence[str], source: str, quantize: str) -> None:
-    """Refuse contradictory or incomplete arguments."""
+def check_usage(to: str, model: Sequence[str], source: str, quantize: str, *, planned: bool = False) -> None:
+    """Refuse contradictory or incomplete arguments.
+
+    Args:
+        planned: nothing is read but a registry entry.
+    """
     from slimecli.errors import UsageError, nearest
 
     if to not in KINDS:
@@ -116,7 +134,7 @@ def check_usage(to: str, model: Sequence[str], source: str, quantize: str) -> No
         raise UsageError("--from names a torch_dist checkpoint, the source of --to hf", "leave it out, or say --to hf")
     if to == "torch_dist" and not model:
         raise UsageError("which model?", "say --model NAME or --hf DIR")
-    if to == "hf" and not source and not model:
+    if to == "hf" and not source and not planned:
         raise UsageError("which checkpoint?", "say --from DIR, the folder that Megatron saved into")
 
 
@@ -140,7 +158,7 @@ def cli(
     from slimecli import console
 
     if plan_only:
-        plan = dry_run(to=to, model=model or (), source=source, dtype=dtype, verify=verify)
+        plan = dry_run(to=to, model=model or (), source=source, dtype=dtype, quantize=quantize, verify=verify)
         if json_:
             console.emit(plan)
             return

@@ -49,11 +49,15 @@ def show_model(name: str) -> ModelSpec:
     from pathlib import Path
 
     from slimecli import files
+    from slimecli.errors import DataError
     from slimecli.model_specs import from_config, get_spec
 
     path = Path(name).expanduser()
+    path = path.parent if path.name == "config.json" else path
     if (path / "config.json").is_file():
         return from_config(files.read_json(path / "config.json"), name=path.resolve().name)
+    if path.is_dir() and name.startswith((".", "/", "~")):
+        raise DataError(f"{path} has no config.json", "name an HF model folder")
     return get_spec(name)
 
 
@@ -73,7 +77,7 @@ def cli(
         filter_, action = action, ""
     if action not in ("", "show") or bool(action) != bool(name):
         raise UsageError(
-            f"`slime models {action} {name}`".rstrip() + " is not understood", "slime models show qwen3-4b"
+            f"`slime models {' '.join(filter(None, (action, name)))}` is not understood", "slime models show qwen3-4b"
         )
     if action == "show":
         spec = show_model(name)

@@ -77,6 +77,9 @@ TABLE: dict[str, Field] = {
 }
 """spec field -> config field; what takes more than renaming (layer lists, shared experts, rope) is in shapes.py"""
 
+POSITIVE = ("layers", "hidden", "heads", "vocab", "max_positions", "moe.experts", "moe.top_k", "moe.ffn")
+"""fields of TABLE that no model has less than one of"""
+
 INERT: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "mlp_bias": (False,),
@@ -182,6 +185,8 @@ def text_part(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def read(config: Mapping[str, Any], known: Mapping[str, Family]) -> Reading:
     """Read a config of a known family; raises DataError only where the family itself is unknown."""
+    if not isinstance(config, Mapping):
+        raise DataError("config.json is no JSON object", "use the config.json that came with the weights")
     kind = str(config.get("model_type", ""))
     family = known.get(kind)
     if family is None:
@@ -198,6 +203,15 @@ def read(config: Mapping[str, Any], known: Mapping[str, Family]) -> Reading:
         found.readable = False
     found.strange += _strange(text, family) + _storage(config, text)
     return found
+
+
+def _impossible(values: Mapping[str, Any]) -> list[str]:
+    """Numbers that no model can have."""
+    out = [f"{TABLE[k].key} is {values[k]}, expected at least 1" for k in POSITIVE if values.get(k, 1) < 1]
+    heads, kv_heads = values.get("heads", 1), values.get("kv_heads", 1)
+    if not out and (kv_heads < 1 or heads % kv_heads):
+        out.append(f"num_key_value_heads is {kv_heads}, which does not divide {heads} heads")
+    return out
 
 
 def _read_all(found: Reading, text: Mapping[str, Any]) -> None:
@@ -260,7 +274,7 @@ def _strange(text: Mapping[str, Any], family: Family) -> list[str]:
 def _storage(config: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
     """What is wrong with the way the weights are stored; slimecli.weights.quant looks at the details."""
     stored = config.get("quantization_config") or text.get("quantization_config") or {}
-    method = stored.get("quant_method")
+    method = stored.get("quant_method") if isinstance(stored, Mapping) else stored
     return [] if not stored or method in STORED else [f"quantization_config is {method!r}, expected {STORED[0]!r}"]
 
 
@@ -271,9 +285,9 @@ def from_config(config: Mapping[str, Any], known: Mapping[str, Family], name: st
         raise DataError(
             f"config.json lacks {', '.join(found.missing)}", "use the config.json that came with the weights"
         )
-    if found.strange:
+    if problems := found.strange + _impossible(found.values):
         raise DataError(
-            f"config.json: {'; '.join(found.strange)}", f"a {found.family.model_type} model is not known to have this"
+            f"config.json: {'; '.join(problems)}", f"a {found.family.model_type} model is not known to have this"
         )
     return found.spec(name or str(config.get("_name_or_path") or found.family.model_type), source="config.json")
 

@@ -22,11 +22,11 @@ _ROPE_OTHER = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "mrop
 def read_heads(found: Reading, text: Mapping[str, Any]) -> None:
     """kv_heads and head_dim, which follow from other numbers where they are not stated."""
     heads, hidden = found.values.get("heads"), found.values.get("hidden")
-    if not heads or not hidden:
+    if heads is None or hidden is None:
         return
     found.values["kv_heads"] = int(text.get("num_key_value_heads") or heads)
     rope_dim = found.values.get("mla.rope_dim")
-    found.values["head_dim"] = rope_dim or int(text.get("head_dim") or hidden // heads)
+    found.values["head_dim"] = rope_dim or int(text.get("head_dim") or hidden // max(heads, 1))
 
 
 def write_heads(spec: ModelSpec) -> dict[str, Any]:

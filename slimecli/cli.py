@@ -58,6 +58,7 @@ MACHINE_TROUBLE: dict[int, str] = {
     errno.EDQUOT: "free space there; it is your quota that is used up",
     errno.EROFS: "choose a folder that can be written to",
     errno.EACCES: "choose a file or folder that is yours, or have its permissions changed",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the whole machine has too many files open",
     errno.EIO: "look at the disk; the kernel log (dmesg) tells more",

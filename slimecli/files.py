@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slimecli.errors import DataError, SlimeError
+from slimecli.errors import DataError, SlimeError, UsageError
 
 DONE = "DONE.json"
 """last file written into a committed folder; a folder without it does not exist"""
@@ -47,6 +47,8 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
                 f"{path}: a file grew beyond what the file system or `ulimit -f` allows",
                 "raise the limit, or write to another file system",
             ) from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            raise UsageError(f"{path}: a part of this path is a file, not a folder", "name another folder") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise SlimeError(
                 f"no permission to write {path}: {error.strerror}", "choose a folder that you can write to"
@@ -104,12 +106,12 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Ite
     Yields a temporary sibling to fill; on success DONE.json (the manifest, plus file names and sizes) is written
     last and the folder takes its final name, replacing an older one. On failure nothing is left.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
+    final = final.resolve() if final.is_symlink() else final  # the folder that the link stands for
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with explain_disk_errors(final):
         try:
-            temporary.mkdir()
+            temporary.mkdir(parents=True)
             yield temporary
             commit_folder(temporary, final, manifest)
         except BaseException:

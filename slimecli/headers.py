@@ -8,12 +8,25 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from slimecli import files
 from slimecli.errors import DataError
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000
 """largest safetensors header (bytes), as the format's own reader has it"""
 _AGAIN = "download the file again"
+
+
+def read_index(folder: Path) -> dict[str, str] | None:
+    """Tensor name -> file name as the folder's index has it; None without an index."""
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    index = files.read_json(path)
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise DataError(f"{path} has no `weight_map` of tensor and file names", _AGAIN)
+    return found
 
 
 def shard_paths(folder: Path, indexed: Collection[str] | None = None) -> list[Path]:
@@ -50,7 +63,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         raw = handle.read(length)
     start = 8 + length
     try:
-        header: dict[str, Any] = json.loads(raw)
+        header: dict[str, Any] = dict(json.loads(raw))
         header.pop("__metadata__", None)
         end = start + max((int(d["data_offsets"][1]) for d in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -201,15 +201,12 @@ def _folder_problems(model: ModelSection) -> Iterator[str]:
         yield f"there is no tokenizer ({', '.join(TOKENIZERS)}); put the model's own tokenizer files there"
     if model.source == "init":
         return  # only the shape is taken
-    index = folder / headers.INDEX
     try:
-        indexed = files.read_json(index)["weight_map"].values() if index.is_file() else None
-        for shard in headers.shard_paths(folder, indexed):
+        index = headers.read_index(folder)
+        for shard in headers.shard_paths(folder, None if index is None else index.values()):
             headers.read_header(shard)
     except SlimeError as error:
         yield f"{error.what}; {error.fix}"
-    except (KeyError, TypeError, AttributeError):
-        yield f"{index} has no `weight_map`; download the model again"
 
 
 def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

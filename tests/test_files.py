@@ -4,7 +4,7 @@ import os
 import pytest
 
 from slimecli import files
-from slimecli.errors import DataError, SlimeError
+from slimecli.errors import DataError, SlimeError, UsageError
 
 
 def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
@@ -80,3 +80,13 @@ def test_a_damaged_manifest_means_not_committed_and_other_damage_is_told(tmp_pat
         path.write_bytes(damage)
         with pytest.raises(DataError, match="restore the file from a copy"):
             files.read_json(path)
+
+
+def test_a_file_on_the_way_and_a_link_at_the_end(tmp_path):
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(UsageError, match="is a file, not a folder"), files.committed_folder(tmp_path / "f" / "x"):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with files.committed_folder(tmp_path / "link") as folder:
+        (folder / "a").write_text("1")
+    assert (tmp_path / "target" / "a").is_file() and (tmp_path / "link").is_symlink()

@@ -69,8 +69,12 @@ def convert(what: Conversion, carrier: Carrier, begin: float, *, verify: bool, j
 
     Returns what DONE.json holds.
     """
-    if what.out.resolve() in (what.source.resolve(), what.like.resolve()):
-        raise UsageError(f"{what.out} is the source itself", "name another --out")
+    target = what.out.resolve()
+    for used in (what.source.resolve(), what.like.resolve()):
+        if target == used:
+            raise UsageError(f"{what.out} is the source itself", "name another --out")
+        if target in used.parents or used in target.parents:
+            raise UsageError(f"--out {what.out} lies in, or contains, what is converted ({used})", "name another --out")
     identity = what.identity()
     done = finished(what.out, identity)
     if done is not None and (done["verified"] or not verify):

@@ -15,11 +15,11 @@ from slimecli.model_specs import ModelSpec, from_config
 from slimecli.weights.certificate import CERTIFICATE
 from slimecli.weights.check import check_folder, spec_of
 from slimecli.weights.conversion import Conversion, carrier_of, convert, kinds_of, word
-from slimecli.weights.hf import HfFolder, copy_companions
+from slimecli.weights.hf import HfFolder, copy_companions, read_config
 from slimecli.weights.hf_write import HfPlan
 from slimecli.weights.maps import embedding_of, objects_of, rules_of, stored_in
 from slimecli.weights.maps.rule import Rule
-from slimecli.weights.pieces import PIECE, Source, source_of
+from slimecli.weights.pieces import PIECE, FileSource, Source, source_of
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import quantizer_of
 from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config
@@ -75,7 +75,7 @@ def hf_to_torch_dist(
             _drop_quantization(where / HF_FILES)
 
         def reopen(where: Path) -> Source:
-            written = TorchDist(where)
+            written = TorchDist(where, fresh=True)
             _check_layout(written, rules)
             return TorchDistSource(written, rules)
 
@@ -129,7 +129,7 @@ def torch_dist_to_hf(
         def reopen(where: Path) -> Source:
             if quantizer is None:
                 check_folder(where, expected)
-            return source_of(HfFolder(where))
+            return FileSource(HfFolder(where), fresh=True)
 
         options = {"to": "hf", "dtype": word(dtype), "quantize": quantize, "shard": SHARD_BYTES}
         what = Conversion(stored.path, like, out, spec, options, plan.packer, finish, reopen)
@@ -143,7 +143,7 @@ def open_checkpoint(
 ) -> tuple[TorchDist, ModelSpec, list[Rule]]:
     """A torch_dist checkpoint that holds the whole model which the config of `like` describes, and nothing else."""
     stored = TorchDist(checkpoint)
-    config = files.read_json(like / "config.json")
+    config = read_config(like)
     if expected is not None and (differing := expected.check(config)):
         raise DataError(f"{like / 'config.json'} is not {expected.name}: {'; '.join(differing)}", "give another --hf")
     spec = from_config(config, name=like.name)
@@ -174,7 +174,12 @@ def find_companions(checkpoint: Path) -> Path:
 def _hf_names(checkpoint: Path) -> list[str]:
     """Tensors of the HF folder that a checkpoint was converted from, if it was."""
     path = next((p for p in (checkpoint / CERTIFICATE, checkpoint.parent / CERTIFICATE) if p.is_file()), None)
-    return list(files.read_json(path)["weights"]) if path else []
+    if path is None:
+        return []
+    certificate = files.read_json(path)
+    if not isinstance(certificate, dict) or not isinstance(certificate.get("weights"), dict):
+        raise DataError(f"{path} is no certificate of slime", "copy the checkpoint again, or remove this file")
+    return list(certificate["weights"])
 
 
 def _drop_quantization(folder: Path) -> None:

@@ -127,7 +127,7 @@ def refuse_target(out: Path, origin: Origin, *, overwrite: bool) -> None:
     if not out.is_dir() or not is_export(out):
         raise UsageError(f"{out} exists and is no export of slime", "choose another --out; it is not replaced")
     if not overwrite:
-        raise UsageError(f"{out} exists already", "replace it with --overwrite, or choose another --out")
+        raise UsageError(f"{out} exists already", "choose another --out, or remove it")
 
 
 def is_export(folder: Path) -> bool:

@@ -76,8 +76,7 @@ class HfFolder:
         self.path = Path(path)
         if not self.path.is_dir():
             raise DataError(f"{path} is not a folder", "name a folder with config.json and *.safetensors")
-        index = self.path / INDEX
-        self._index: dict[str, str] | None = files.read_json(index)["weight_map"] if index.is_file() else None
+        self._index = headers.read_index(self.path)
         self.entries: dict[str, TensorEntry] = {}
         for shard in headers.shard_paths(self.path, None if self._index is None else self._index.values()):
             for name, entry in read_header(shard).items():
@@ -119,11 +118,7 @@ class HfFolder:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        path = self.path / "config.json"
-        if not path.is_file():
-            raise DataError(f"{self.path} has no config.json", "name a complete HF model folder")
-        config: dict[str, Any] = files.read_json(path)
-        return config
+        return read_config(self.path)
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in its stored dtype; only its own bytes become resident."""
@@ -145,6 +140,17 @@ class HfFolder:
         """(name, tensor) in file order; one tensor alive at a time if the caller keeps none."""
         for name, _ in sorted(self.entries.items(), key=lambda kv: (kv[1].file.name, kv[1].offset)):
             yield name, self.read(name)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of an HF folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError(f"{folder} has no config.json", "name a complete HF model folder")
+    config = files.read_json(path)
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is no JSON object", "use the config.json that came with the weights")
+    return config
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

@@ -36,7 +36,8 @@ class Partial:
     """
 
     def __init__(self, final: Path, identity: dict[str, Any]) -> None:
-        self.final, self.folder = final, final.with_name(f"{final.name}.partial")
+        self.final = final.resolve() if final.is_symlink() else final  # the folder that the link stands for
+        self.folder = self.final.with_name(f"{self.final.name}.partial")
         self._identity = json.loads(json.dumps(identity))
         self.done: dict[int, str] = {}
         """task -> digest, of all that is on disk for good"""
@@ -209,6 +210,9 @@ def finished(final: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     notes: dict[str, Any] = files.read_json(done) if done.is_file() else {}
     if "identity" not in notes:
         raise UsageError(f"{final} exists and is no result of `slime convert`", "name another --out, or remove it")
+    made_from, source = (", ".join(i["source"]) for i in (notes["identity"], identity))
+    if made_from != source:
+        raise UsageError(f"{final} holds a conversion of {made_from}", "name another --out, or remove it")
     if notes["identity"] == json.loads(json.dumps(identity)) and files.is_committed(final):
         (final / JOURNAL).unlink(missing_ok=True)
         return notes

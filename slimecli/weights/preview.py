@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.conversion import default_jobs
+from slimecli.weights.conversion import default_jobs, kinds_of
 from slimecli.weights.convert import SHARD_BYTES
 from slimecli.weights.hf_write import HfPlan
-from slimecli.weights.maps import objects_of, rules_of
+from slimecli.weights.maps import objects_of
 from slimecli.weights.maps.rule import Rule
-from slimecli.weights.pieces import PIECE
-from slimecli.weights.quant import Weights
+from slimecli.weights.pieces import PIECE, Source
+from slimecli.weights.quant_codec import E4M3
+from slimecli.weights.quant_fp8 import quantizer_of
+from slimecli.weights.quantized import SCALE, scale_shape
 from slimecli.weights.torch_dist_write import TorchDistPlan
 
 DISK = 1e9
@@ -26,46 +28,54 @@ BASE_MEMORY = 300_000_000
 def preview(
     spec: ModelSpec,
     to: str,
+    rules: list[Rule],
     *,
-    folder: Weights | None = None,
+    source: Source | None = None,
     dtype: torch.dtype | None = None,
+    quantize: str = "",
     verify: bool = True,
     jobs: int = 0,
 ) -> dict[str, Any]:
     """The mapping table, the files, and what it would take.
 
     Args:
-        folder: HF folder to convert; None: the model as the spec has it, in bfloat16 unless `dtype` is given.
+        rules: the map.
+        source: what would be converted; None: the model as the spec has it, in bfloat16 unless `dtype` is given.
+        quantize: name in quant_fp8.QUANTIZERS; empty: no.
     """
-    padded = spec.padded_vocab() if to == "torch_dist" else 0
-    rules = rules_of(spec, padded, folder.shapes if folder is not None else None)
-    kinds = {name: _kind(name, rule, folder, dtype) for rule in rules for name in rule.hf}
+    quantizer = quantizer_of(quantize)
+    dtype = dtype or (torch.bfloat16 if quantizer else None)
+    published = {n: torch.float32 if rule.keep_dtype else torch.bfloat16 for rule in rules for n in rule.hf}
+    stored = published if source is None else {name: source.dtype(name) for name in published}
+    if source is None:
+        kinds = {n: dtype if dtype and kind == torch.bfloat16 else kind for n, kind in published.items()}
+    else:
+        kinds = kinds_of(source, rules, dtype)
+    shapes = {name: shape for rule in rules for name, shape in rule.hf.items()}
+    tensors = {}
+    for name, shape in shapes.items():
+        taken = quantizer is not None and quantizer.takes(name, shape)
+        tensors[name] = (E4M3 if taken else kinds[name], shape)
+        if taken:
+            tensors[name + SCALE] = (torch.float32, scale_shape(shape))
     if to == "torch_dist":
         files = TorchDistPlan(rules, kinds, objects_of(rules), "release").packer.files
     else:
-        shapes = {name: shape for rule in rules for name, shape in rule.hf.items()}
-        files = HfPlan({n: (kinds[n], shape) for n, shape in shapes.items()}, SHARD_BYTES).packer.files
+        files = HfPlan(tensors, SHARD_BYTES).packer.files
     written = sum(size for _, size in files)
-    read = folder.nbytes if folder is not None else written
+    read = sum(math.prod(shape) * stored[name].itemsize for name, shape in shapes.items())
     threads = jobs or default_jobs()
     return {
         "model": spec.name,
         "to": to,
-        "bytes": sum(math.prod(s) * kinds[n].itemsize for rule in rules for n, s in rule.hf.items()),
+        "bytes": sum(math.prod(shape) * kind.itemsize for kind, shape in tensors.values()),
         "bytes_written": written,
         "files": [{"name": name, "bytes": size} for name, size in files],
         "jobs": threads,
         "memory_bytes": BASE_MEMORY + threads * 2 * PIECE,
         "seconds_at_1_gb_per_s": round((max(read, written) + (written if verify else 0)) / DISK, 1),
-        "tensors": [_row(rule, kinds) for rule in rules],
+        "tensors": [_row(rule, {n: kind for n, (kind, _) in tensors.items()}) for rule in rules],
     }
-
-
-def _kind(name: str, rule: Rule, folder: Weights | None, dtype: torch.dtype | None) -> torch.dtype:
-    if rule.keep_dtype or dtype is None:
-        unknown = torch.float32 if rule.keep_dtype else torch.bfloat16
-        return folder.entries[name].dtype if folder is not None else unknown
-    return dtype
 
 
 def _row(rule: Rule, kinds: dict[str, torch.dtype]) -> dict[str, Any]:

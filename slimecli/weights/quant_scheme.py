@@ -43,6 +43,8 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """quantization_config of a model, or of its language model; empty: not quantised."""
     nested = config.get("text_config")
     found = config.get(CONFIG_KEY) or (nested.get(CONFIG_KEY) if isinstance(nested, Mapping) else None)
+    if found and not isinstance(found, Mapping):
+        raise _unreadable(repr(found))
     return dict(found or {})
 
 

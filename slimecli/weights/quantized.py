@@ -14,6 +14,12 @@ from slimecli.weights.quant_fp8 import BLOCK, Fp8Quantizer
 SCALE = "_scale_inv"
 
 
+def scale_shape(shape: Shape) -> Shape:
+    """Shape of the scales of a weight, one per block."""
+    *lead, rows, cols = shape
+    return (*lead, -(-rows // BLOCK[0]), -(-cols // BLOCK[1]))
+
+
 class QuantizedSource:
     """Another source, with each weight of a linear layer in e4m3 and followed by its scales.
 
@@ -39,8 +45,7 @@ class QuantizedSource:
         base = self._weight_of(name)
         if not base:
             return self._source.shape(name)
-        *lead, rows, cols = self._source.shape(base)
-        return (*lead, -(-rows // BLOCK[0]), -(-cols // BLOCK[1]))
+        return scale_shape(self._source.shape(base))
 
     def dtype(self, name: str) -> torch.dtype:
         if name in self._quantised:

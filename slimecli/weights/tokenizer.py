@@ -15,8 +15,11 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{folder} has no tokenizer.json", "name a folder with a fast tokenizer")
     data = files.read_json(path)
-    ids = _vocabulary(data["model"].get("vocab", {}))
-    ids |= {t["content"]: t["id"] for t in data.get("added_tokens", [])}
+    try:
+        ids = _vocabulary(data["model"].get("vocab", {}))
+        ids |= {t["content"]: t["id"] for t in data.get("added_tokens", [])}
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise DataError(f"{path} is no fast tokenizer", "use the tokenizer.json that came with the weights") from None
     settings_path = folder / "tokenizer_config.json"
     settings = files.read_json(settings_path) if settings_path.is_file() else {}
     out: dict[str, Any] = {"size": max(ids.values(), default=-1) + 1}

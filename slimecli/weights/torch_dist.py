@@ -278,4 +278,7 @@ def find_iteration(path: Path) -> Path:
         if (folder / ".metadata").is_file():
             return folder
         raise DataError(f"{tracker} names {word!r}, but {folder} has no .metadata", "copy the checkpoint again")
-    raise DataError(f"{path} is no torch_dist checkpoint: neither .metadata nor {TRACKER}", "name the --save folder")
+    raise DataError(
+        f"{path} is no torch_dist checkpoint: neither .metadata nor {TRACKER}",
+        "name what Megatron's --save named; an HF folder is named by --hf",
+    )

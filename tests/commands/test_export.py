@@ -135,7 +135,7 @@ def test_a_folder_by_its_path(trained, tmp_path, capsys):
     ]
     assert not any(str(tmp_path) in text for text in published), "names of folders are nobody's business"
     assert run([*words, "--out", str(tmp_path / "o")]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already\n  fix: choose another --out, or remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

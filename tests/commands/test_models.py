@@ -72,3 +72,13 @@ def test_the_list_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.split() == ["0", "False", "False", "True"]
     assert len(json.loads(done.stdout)) == len(registry())
+
+
+def test_a_folder_may_be_named_by_its_config_and_must_have_one(tmp_path, capsys):
+    tiny_config("qwen3").save_pretrained(tmp_path)
+    assert show_model(str(tmp_path / "config.json")).hidden == 64
+    (tmp_path / "empty").mkdir()
+    assert run(["models", "show", str(tmp_path / "empty")]) == 4
+    assert "has no config.json" in capsys.readouterr().err
+    assert run(["models", "show"]) == 2
+    assert "`slime models show` is not understood" in capsys.readouterr().err

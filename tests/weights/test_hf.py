@@ -139,3 +139,22 @@ def test_duplicates_and_pickles_are_refused(tmp_path):
     (only / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(DataError, match="pickled weights are not read"):
         HfFolder(only)
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}'])
+def test_an_index_without_names_is_told(index, model, tmp_path):
+    out = sharded(model, tmp_path / "d")
+    (out / INDEX).write_text(index)
+    with pytest.raises(DataError, match="has no `weight_map` of tensor and file names"):
+        HfFolder(out)
+
+
+def test_a_header_or_config_of_another_kind_is_told(model, tmp_path):
+    out = sharded(model, tmp_path / "d")
+    (out / "config.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"config\.json is no JSON object"):
+        HfFolder(out).config()
+    first = min(out.glob("*.safetensors"))
+    first.write_bytes(struct.pack("<Q", 3) + b"[1]")
+    with pytest.raises(DataError, match="damaged safetensors header"):
+        HfFolder(out)
