@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from slimecli.algos import Algorithm
+from slimecli.algos.correction import normalised
 from slimecli.batch import TrainBatch, from_groups, split_steps, weigh
 from slimecli.clock import Clock
 from slimecli.errors import DataError, GateError, InterruptedRunError
@@ -107,7 +108,7 @@ def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
     batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
     length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
     minis = split_steps(batch, recipe.trainer.steps_per_rollout)
-    return [weigh(mini, recipe.algo.aggregation, length) for mini in minis]
+    return [normalised(weigh(mini, recipe.algo.aggregation, length), recipe.algo) for mini in minis]
 
 
 def engine_log_probs(batch: TrainBatch) -> Tensor:

@@ -79,7 +79,7 @@ def _check_correction(algo: AlgoSection) -> Iterator[str]:
         low, high = getattr(correction, f"{prefix}low"), getattr(correction, f"{prefix}high")
         if 0 < high < low:
             yield f"`algo.correction.{prefix}low` = {low:g} is above `algo.correction.{prefix}high` = {high:g}"
-        names = [f"{prefix}low", f"{prefix}high", *(["mode"] if not prefix else [])]
+        names = [f"{prefix}low", f"{prefix}high", *(["mode", "normalize"] if not prefix else [])]
         idle = [n for n in names if getattr(correction, n) != getattr(default, n)]
         if level == "none" and idle:
             yield f"`algo.correction.{idle[0]}` has no effect with `algo.correction.{prefix}level` = 'none'"

@@ -20,6 +20,8 @@ class CorrectionSection(Section):
     """lower bound of the weight (a ratio)"""
     high: float = Field(2.0, ge=0)
     """upper bound of the weight (a ratio); 0: unbounded"""
+    normalize: bool = False
+    """divide the weights by their mean over the trained tokens of the optimizer step"""
     reject_level: Literal["none", "token", "sequence", "geometric"] = "none"
     """leave out (weight 0, denominators kept) what lies outside reject_low..reject_high at this level"""
     reject_low: float = Field(0.5, ge=0)
@@ -99,4 +101,5 @@ class AlgoSection(Section):
 
         They do not where the only optimizer step finds them on its way: then the old policy is the one being trained.
         """
-        return self.old_log_probs == "recompute" and (steps_per_rollout > 1 or self.kl_in_reward)
+        before = self.kl_in_reward or self.correction.normalize
+        return self.old_log_probs == "recompute" and (steps_per_rollout > 1 or before)

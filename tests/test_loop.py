@@ -1,6 +1,7 @@
 """The loop's order of verbs and what it promises, with fakes for everything it turns."""
 
 import asyncio
+import math
 
 import pytest
 import torch
@@ -135,6 +136,16 @@ def test_the_first_step_is_not_held_to_an_engine_that_speaks_for_the_old_policy(
     first = StepStats(loss=0, grad_norm=0, lr=0, tokens=1, metrics={"ppo_kl": 1e-3, "kl": 2e-9})
     assert first_step_check(first, AlgoSection()) == {"train/first_step_kl": 1e-3}
     assert first_step_check(first, AlgoSection(old_log_probs="engine")) == {"train/first_step_kl": 2e-9}
+
+
+def test_normalised_corrections_take_the_log_probs_and_the_scale_of_their_own_step(make):
+    """The trainer says 0, the engine -0.1 and -0.2 of the two tokens of every answer: weights exp(0.1), exp(0.2)."""
+    build, log, _ = make
+    scale = 2 / (math.exp(0.1) + math.exp(0.2))
+    parts = build("algo.correction.level=token", "algo.correction.normalize=true", "algo.std_normalization=false")
+    (batch,) = prepare(parts, asyncio.run(FakeCollector([]).collect(1)).groups)
+    assert log == ["log_probs policy"]
+    assert batch.advantages[batch.loss_mask > 0].abs().tolist() == pytest.approx([0.5 * scale] * 8)
 
 
 def test_an_engine_without_log_probs_cannot_speak_for_the_old_policy(make):

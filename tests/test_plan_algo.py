@@ -43,6 +43,7 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.correction.level=token", "algo.correction.low=3"), "`algo.correction.low` = 3 is above"),
         (("algo.correction.reject_level=token", "algo.correction.reject_low=3"), "is above `algo.correction.reject_hi"),
         (("algo.correction.mode=mask",), "`algo.correction.mode` has no effect with `algo.correction.level`"),
+        (("algo.correction.normalize=true",), "`algo.correction.normalize` has no effect"),
         (("algo.correction.high=5",), "`algo.correction.high` has no effect"),
         (("algo.correction.reject_high=5",), "no effect with `algo.correction.reject_level` = 'none'"),
     ],

@@ -15,13 +15,15 @@ The policy loss of a token (not its KL, not its entropy) is multiplied by w, wit
     veto       w = 0 for the whole answer if any rho_t < veto
     OPSM       w = 0 where A < 0 and mean_t log(mu(y_t) / pi(y_t)) > opsm_delta, pi being the policy of this moment
 
-Denominators of the loss stay those of all tokens. Names in use: TIS (Yao et al., 2025, "Your Efficient RL Framework
-Secretly Brings You Off-Policy RL Training") is token, truncate, high = 2; IcePop (Ring-1T, arXiv 2510.18855) is token,
-mask, 0.5 .. 5; MIS (Liu et al., 2025, "When Speed Kills Stability") is sequence or geometric, mask; the decoupled
-objective with a proximal policy (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298) is token, truncate,
-high = 0 (unbounded): pi_old is the trainer's at the start of the step, whatever older weights the answer came from.
-OPSM is the off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556), where the divergence is from what the
-engine returned, so that it holds for one optimizer step per rollout too; slime measures it from its old log-probs.
+Denominators of the loss stay those of all tokens; `normalize` divides w by its mean over the optimizer step.
+
+Names in use: TIS (Yao et al., 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training") is
+token, truncate, high = 2; IcePop (Ring-1T, arXiv 2510.18855) is token, mask, 0.5 .. 5; MIS (Liu et al., 2025, "When
+Speed Kills Stability") is sequence or geometric, mask; the decoupled objective with a proximal policy (Hilton et al.,
+arXiv 2110.00641; AReaL, arXiv 2505.24298) is token, truncate, high = 0 (unbounded): pi_old is the trainer's at the
+start of the step, whatever older weights the answer came from. OPSM is the off-policy sequence masking of
+DeepSeek-V3.2 (arXiv 2512.02556), where the divergence is from what the engine returned, so that it holds for one
+optimizer step per rollout too; slime measures it from its old log-probs.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from torch import Tensor
 
 from slimecli.algos import LossInputs
 from slimecli.algos.functions import per_sample_mean, per_sample_sum, per_token
+from slimecli.batch import TrainBatch
 from slimecli.errors import DataError
 from slimecli.recipe_algo import AlgoSection, CorrectionSection
 
@@ -63,6 +66,26 @@ def corrected(loss: Tensor, inputs: LossInputs, section: AlgoSection) -> tuple[T
         loss = torch.where(masked, 0.0, loss)
         metrics["opsm_masked"] = masked.float()
     return loss, metrics
+
+
+def normalised(batch: TrainBatch, section: AlgoSection) -> TrainBatch:
+    """The samples of one optimizer step with advantages divided by the mean weight of their trained tokens, if asked.
+
+    Every surrogate is proportional to a positive factor of its advantages, so this is what dividing the weights does;
+    done here because a loss does not see the whole step. Where all weights are 0 there is nothing to divide.
+    """
+    if not section.correction.normalize:
+        return batch
+    if batch.old_log_probs is None or batch.rollout_log_probs is None or batch.advantages is None:
+        raise DataError(
+            "algo.correction.normalize needs advantages and both sides' log-probs, and the batch lacks one of them",
+            "let the generate function return rollout_log_probs, or set algo.correction.normalize to false",
+        )
+    mask = batch.loss_mask
+    log_ratio = (batch.old_log_probs - batch.rollout_log_probs) * mask
+    weight, _ = importance_weights(log_ratio, mask, batch.cu_seqlens, section.correction)
+    mean = float((weight * mask).double().sum() / mask.double().sum().clamp(min=1))
+    return batch.replace(advantages=batch.advantages / mean) if mean else batch
 
 
 def importance_weights(

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from slimecli.algos import LossInputs, algorithm
-from slimecli.algos.correction import LARGEST_LOG_RATIO, at_level, corrected, importance_weights
+from slimecli.algos.correction import LARGEST_LOG_RATIO, at_level, corrected, importance_weights, normalised
 from slimecli.errors import DataError
 from slimecli.recipe_algo import AlgoSection, CorrectionSection
+from tests.algos import made
 
 LN2 = math.log(2)
 BOUNDS = torch.tensor([0, 3, 7])
@@ -165,3 +166,27 @@ def test_masking_keeps_the_estimate_unbiased_where_nothing_is_masked():
     weight, _ = importance_weights((pi / mu).log(), torch.ones(3), torch.tensor([0, 1, 2, 3]), section)
     f = torch.tensor([3.0, -1.0, 7.0])
     assert float((mu * weight * f).sum()) == pytest.approx(float((pi * f).sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
+def test_normalised_weights_have_mean_one_and_scale_the_policy_gradient(name):
+    batch = made.random_batch()
+    correction = CorrectionSection(level="token", high=3.0, veto=0.4)
+    plain, asked = (AlgoSection(correction=correction.model_copy(update={"normalize": n})) for n in (False, True))
+    ready = made.ready(algorithm(name), plain, batch)
+    log_ratio = (batch.old_log_probs - batch.rollout_log_probs) * batch.loss_mask
+    weight, _ = importance_weights(log_ratio, batch.loss_mask, batch.cu_seqlens, correction)
+    mean = float(weight[batch.loss_mask > 0].mean())
+    assert mean != pytest.approx(1, abs=0.01)
+    loss = made.step_loss(algorithm(name), plain, ready, made.policy(batch))
+    found = made.step_loss(algorithm(name), asked, normalised(ready, asked), made.policy(batch))
+    assert found.item() == pytest.approx(loss.item() / mean, rel=1e-5)
+    assert normalised(ready, plain) is ready
+
+
+def test_normalising_nothing_and_without_log_probs():
+    batch = made.ready(algorithm("grpo"), AlgoSection(), made.random_batch())
+    none_left = AlgoSection(correction=CorrectionSection(level="token", mode="mask", low=50, high=60, normalize=True))
+    assert torch.equal(normalised(batch, none_left).advantages, batch.advantages)
+    with pytest.raises(DataError, match="normalize"):
+        normalised(batch.replace(rollout_log_probs=None), none_left)
