@@ -41,6 +41,7 @@ OPTIONAL = {
     "sglang": "engine.backend = 'sglang'",
     "megatron-core": "trainer.backend = 'megatron'",
     "mbridge": "trainer.backend = 'megatron'",
+    "math-verify": "reward.type = 'math_verify'",
     "tensorboard": "observe.tensorboard = true",
     "wandb": "observe.wandb_project",
 }
