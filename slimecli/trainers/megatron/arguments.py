@@ -187,8 +187,6 @@ def _size_problem(field: str, value: Any) -> str:
 
 def _lacking(spec: ModelSpec) -> str:
     """What a model has that slime's layers for megatron-core have not; empty: nothing."""
-    if spec.linear:
-        return "gated-delta layers"
     if spec.indexer:
         return "a sparse-attention indexer"
     if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize:
@@ -196,7 +194,7 @@ def _lacking(spec: ModelSpec) -> str:
     if spec.moe and spec.moe.groups > 1 and spec.moe.top_k // spec.moe.top_groups != 2:
         # groups are ranked by their two best experts, in megatron-core by top_k / top_groups of them
         return f"{spec.moe.top_k} experts of {spec.moe.top_groups} groups per token (not two of each)"
-    return "an output gate on attention" if spec.gated else ""
+    return ""
 
 
 def _layout(given: Mapping[str, Any], world: int, spec: ModelSpec) -> tuple[Layout, list[str]]:

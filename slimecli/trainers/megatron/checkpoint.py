@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.model_specs import ModelSpec
-from slimecli.weights.hf import copy_companions
+from slimecli.weights.hf import HfFolder, copy_companions
 from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
 
 HF_FILES = "hf"
@@ -40,6 +40,8 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
         part.init_state_fn(part.optimizer, part.config)
     tree = _tree(chunks, optimizer, is_loading=False)
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
+    if dist.get_rank() == 0:
+        tree["carried"] = _carried(spec, model_dir)
     dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
     if dist.get_rank() == 0:
         files.write_text(folder / TRACKER, str(step))
@@ -128,6 +130,15 @@ def _content() -> dict[str, Any]:
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
     }
+
+
+def _carried(spec: ModelSpec, model_dir: Path) -> dict[str, Any]:
+    """What the model's folder has outside the language model, so that the way back to HF loses nothing."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    from slimecli.trainers.megatron.weights import carried
+
+    return {name: ShardedTensor.from_rank_offsets(name, t) for name, t in carried(HfFolder(model_dir), spec)}
 
 
 def _arguments(spec: ModelSpec) -> argparse.Namespace:

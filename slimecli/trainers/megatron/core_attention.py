@@ -89,7 +89,7 @@ class CoreAttention(torch.nn.Module):
         from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
         ranks, rank = self.config.context_parallel_size, dist.get_rank(self.context_group)
-        order = _global_order(bounds, ranks).to(key.device)
+        order = global_order(bounds, ranks).to(key.device)
         # the backward pass of the gather adds up what all ranks' queries say of a key
         keys, values = (
             gather_from_sequence_parallel_region(t.contiguous(), group=self.context_group)[order] for t in (key, value)
@@ -108,7 +108,7 @@ def _pairs(bounds: list[int]) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _global_order(bounds: list[int], ranks: int) -> Tensor:
+def global_order(bounds: list[int], ranks: int) -> Tensor:
     """[total] index into the rank-by-rank gathered tokens that puts every sample's tokens in order."""
     local = bounds[-1] // ranks
     order = torch.empty(bounds[-1], dtype=torch.int64)

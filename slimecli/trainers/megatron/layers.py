@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,20 @@ from torch import Tensor
 from slimecli.model_specs import ModelSpec
 
 
-def adapt(block: Any, spec: ModelSpec) -> Any:
-    """megatron-core's layer specs of a pipeline part, with what this model has besides."""
-    for layer in block.layer_specs:
+def adapt(block: Any, spec: ModelSpec, first: int) -> Any:
+    """megatron-core's layer specs of a pipeline part, with what this model has besides.
+
+    Args:
+        first: number of the part's first layer in the model.
+    """
+    # layers of one kind share a spec
+    block.layer_specs = [copy.deepcopy(layer) for layer in block.layer_specs]
+    for number, layer in enumerate(block.layer_specs, start=first):
+        if spec.linear is not None and (number + 1) % spec.linear.full_every:
+            from slimecli.trainers.megatron.gated_delta import DeltaAttention
+
+            params = {"delta": spec.linear, "fused": spec.family.layout == "qwen3_next"}
+            layer.submodules.self_attention = ModuleSpec(module=DeltaAttention, params=params)
         if spec.sandwich:
             layer.module = SandwichLayer
         if spec.qk_norm == "full":

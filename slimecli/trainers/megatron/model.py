@@ -141,6 +141,7 @@ def _grouped(spec: ModelSpec) -> dict[str, Any]:
         "add_qkv_bias": spec.qkv_bias,
         "qk_layernorm": bool(spec.qk_norm),
         "rotary_interleaved": spec.interleaved,
+        "attention_output_gate": spec.gated,
     }
 
 
@@ -234,11 +235,13 @@ def _layer_specs(spec: ModelSpec, settings: Settings, config: Any, stage: int | 
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
-    if not (spec.sandwich or spec.qk_norm == "full"):
+    if not (spec.sandwich or spec.qk_norm == "full" or spec.linear):
         return block
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
     from slimecli.trainers.megatron import layers
 
-    return layers.adapt(block, spec)
+    return layers.adapt(block, spec, get_transformer_layer_offset(config, vp_stage=stage))
 
 
 def scaled_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

@@ -149,7 +149,10 @@ class MegatronTrainer:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate."""
         self._gather()
-        yield from weights.hf_tensors(self._bare, self._spec, self._publish_dtype)
+        folder = HfFolder(self._model_dir)
+        yield from weights.hf_tensors(self._bare, self._spec, self._publish_dtype, folder)
+        for name, tensor in weights.carried(folder, self._spec):
+            yield name, tensor.to(self._publish_dtype)
 
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""

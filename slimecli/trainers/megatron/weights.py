@@ -21,6 +21,7 @@ from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import rules_of
+from slimecli.weights.maps.layouts import LAYOUTS
 from slimecli.weights.maps.rule import Rule
 
 BUCKET_BYTES = 256 << 20
@@ -46,14 +47,22 @@ def load_hf(chunks: list[Any], folder: HfFolder, spec: ModelSpec) -> None:
                 )
 
 
-def hf_tensors(chunks: list[Any], spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(HF name, whole tensor in `dtype`) in the map's order, on every rank. Collective: all ranks must iterate."""
+def hf_tensors(
+    chunks: list[Any], spec: ModelSpec, dtype: torch.dtype, folder: HfFolder
+) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, whole tensor in `dtype`) in the map's order, on every rank, named as in the folder the model is from.
+
+    Collective: all ranks must iterate.
+    """
     shards = local_shards(chunks)
     owned: dict[str, list[Any]] = defaultdict(list)
     for shard in shards:
         if all(i == 0 for i in _replica(shard)):
             owned[shard.key].append(shard)
-    rules = rules_of(_without_prediction(spec), _agreed_rows(shards))
+    stored = {name: entry.shape for name, entry in folder.entries.items()}
+    known = rules_of(_without_prediction(spec), _agreed_rows(shards), stored)
+    # what goes through under its own name is outside the language model
+    rules = [rule for rule in known if tuple(rule.hf) != (rule.key,)]
     bucket: list[Rule] = []
     size = 0
     for rule in rules:
@@ -64,6 +73,14 @@ def hf_tensors(chunks: list[Any], spec: ModelSpec, dtype: torch.dtype) -> Iterat
         bucket.append(rule)
         size += nbytes
     yield from _gather(bucket, owned, dtype)
+
+
+def carried(folder: HfFolder, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, tensor) of what the folder has outside the language model (a vision tower), which stays as it is."""
+    prefixes = LAYOUTS[spec.family.layout].carried
+    for name in folder.names:
+        if prefixes and name.startswith(prefixes):
+            yield name, folder.read(name)
 
 
 def local_shards(chunks: list[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.models import tiny_model
 from tests.trainers.megatron import ranks
@@ -22,7 +22,7 @@ def model_of(tmp_path_factory) -> Callable[..., Path]:
     def make(family: str, layers: int = 3) -> Path:
         if (family, layers) not in found:
             folder = tmp_path_factory.mktemp(family)
-            found[family, layers] = tiny_model(folder, family, num_hidden_layers=layers)
+            found[family, layers] = tame(tiny_model(folder, family, num_hidden_layers=layers), family)
         return found[family, layers]
 
     return make
@@ -40,6 +40,17 @@ def alone() -> Callable[..., ranks.Observed]:
         return found[key]
 
     return make
+
+
+def tame(folder: Path, family: str) -> Path:
+    """Norms that are stored less one are brought near one: where all double their input, rounding is all one sees."""
+    if family.startswith(("qwen3_next", "qwen3_5")):
+        weights = load_file(folder / "model.safetensors")
+        for name in weights:
+            if name.endswith("norm.weight") and "linear_attn" not in name and "visual" not in name:
+                weights[name] -= 1
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def initial(folder: Path) -> dict[str, np.ndarray]:

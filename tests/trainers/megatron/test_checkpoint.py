@@ -75,7 +75,7 @@ def saved(tmp_path_factory, model_of):
 
     def make(family: str, layout: str) -> Any:
         if (family, layout) not in found:
-            folder, out = model_of(family, 4), tmp_path_factory.mktemp("checkpoint")
+            folder, out = model_of(family, 3 if family == "deepseek_v3" else 4), tmp_path_factory.mktemp("checkpoint")
             found[family, layout] = (folder, out, *run(two_steps_and_one, folder, out, layout))
         return found[family, layout]
 
@@ -111,7 +111,17 @@ def test_a_run_continues_at_another_layout(saved, family, first, second):
     assert np.abs(found[3] - expected[3]).max() <= (0 if first == second else 2e-5)
 
 
-@pytest.mark.parametrize(("family", "layout"), [("qwen3", "TP2"), ("qwen3_moe", "EP2"), ("deepseek_v3", "TP2 EP2")])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("qwen3", "TP2"),
+        ("qwen3_moe", "EP2"),
+        ("deepseek_v3", "TP2 EP2"),
+        ("minimax_m2", "TP2"),
+        ("qwen3_next", "EP2"),
+        ("qwen3_5", "TP2"),
+    ],
+)
 def test_it_converts_to_exactly_the_weights(saved, tmp_path, family, layout):
     _, out, _, weights = saved(family, layout)
     torch_dist_to_hf(out, tmp_path / "hf")

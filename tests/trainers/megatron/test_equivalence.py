@@ -13,6 +13,8 @@ from tests.trainers.megatron.ranks import LIKE_SGD, differences, megatron, obser
 
 LIMITS = {"log_probs": 3e-5, "stats": 5e-6, "update": 5e-5}
 """float32: nats, relative, and relative by norm (of which rounding of the stored weights is about 1e-5)"""
+RECURRENT = {"log_probs": 3e-4, "stats": 1e-4, "update": 2e-3}
+"""the same where rounding is carried from token to token; single steps are held against transformers more closely"""
 GRPO = ("algo.kl_coef=0.1", *LIKE_SGD)
 SMALL = "trainer.max_tokens_per_micro_batch=48"
 """several micro-batches per rank"""
@@ -68,6 +70,10 @@ EXPERTS = [
     ("moonlight", megatron(TP2, SP, processes=2)),
     ("glm4_moe_lite", megatron(EP2, processes=2)),
     ("glm4_moe_lite", megatron(CP2, processes=2)),
+    ("qwen3_next", megatron(TP2, SP, EP2, ETP1, processes=2)),
+    ("qwen3_next", (*megatron(PP2, *FULL, processes=2), SMALL)),
+    ("qwen3_5", megatron(TP2, processes=2)),
+    ("qwen3_5", (*megatron(CP2, processes=2), SMALL)),
 ]
 
 
@@ -85,8 +91,12 @@ def test_dense_models_train_as_with_fsdp(model_of, alone, family, layout):
 
 @pytest.mark.parametrize(("family", "layout"), EXPERTS, ids=lambda v: v if isinstance(v, str) else " ".join(v[1:]))
 def test_other_models_train_as_in_one_process(model_of, alone, family, layout):
-    folder = model_of(family, 4) if family == "qwen3_moe" else model_of(family, 3 if PP2 not in " ".join(layout) else 4)
-    check(observe(folder, (*GRPO, *layout)), alone(folder, (*GRPO, *megatron())), folder)
+    three = family in ("deepseek_v3", "glm4_moe_lite") and f"megatron.{PP2}" not in layout
+    folder = model_of(family, 3 if three else 4)
+    recurrent = family in ("qwen3_next", "qwen3_5")
+    options = (*GRPO, "trainer.lr=3e2") if recurrent else GRPO
+    found, expected = observe(folder, (*options, *layout)), alone(folder, (*options, *megatron()))
+    check(found, expected, folder, RECURRENT if recurrent else LIMITS)
 
 
 @pytest.mark.parametrize("layout", [megatron(TP2, processes=2), megatron(CP2, processes=2)], ids=["TP2", "CP2"])

@@ -157,6 +157,8 @@ def test_memory_follows_the_layout():
     assert full[name] < one[name] / 5
     modules = ("megatron.recompute_granularity=selective", "megatron.recompute_modules=['mlp']")
     assert full[name] < values(*modules)[name] < one[name]
+    away = values("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
+    assert away["host", "optimizer"] == 3 * away["memory", "optimizer"] == one["memory", "optimizer"] * 0.75
     tp = "megatron.tensor_model_parallel_size=4"
     split = values(tp, "megatron.sequence_parallel=true", processes=4)
     assert split[name] == pytest.approx(one[name] / 4, rel=0.01)

@@ -138,11 +138,5 @@ def test_prediction_layers_are_neither_trained_nor_published(tmp_path, family):
 
 
 def test_families_without_layers_here_are_refused(model_of):
-    for family, layers, what in (
-        ("qwen3_next", 4, "gated-delta layers"),
-        ("qwen3_5", 4, "gated-delta layers"),
-        ("glm_moe_dsa", 3, "a sparse-attention indexer"),
-    ):
-        recipe = made.recipe(*megatron())
-        with pytest.raises(UsageError, match=what):
-            open_trainer(recipe, model_of(family, layers), total_steps=1)
+    with pytest.raises(UsageError, match="a sparse-attention indexer"):
+        open_trainer(made.recipe(*megatron()), model_of("glm_moe_dsa"), total_steps=1)

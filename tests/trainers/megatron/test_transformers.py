@@ -15,6 +15,7 @@ from slimecli.batch import TrainBatch
 from slimecli.trainers import open_trainer
 from tests.models import FAMILIES, tiny_model
 from tests.trainers import made
+from tests.trainers.megatron.conftest import tame
 from tests.trainers.megatron.ranks import megatron, weights_of
 from tests.trainers.processes import run_ranks
 
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f: (f, {}) for f in ("deepseek_v3", "moonlight", "kimi_k2")},
     # transformers norms latents with 1e-6 whatever the config says; SGLang and Megatron-LM with the config's value
     "glm4_moe_lite": ("glm4_moe_lite", {"rms_norm_eps": 1e-6}),
+    **{f: (f, {}) for f in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
     "llama without scaling": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "llama with one key head": ("llama", {"num_key_value_heads": 1}),
     "glm4 half rotated": ("glm4", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
@@ -51,12 +53,13 @@ OPTIONS = ("algo.name=sft", "trainer.lr=1e6", "trainer.adam_eps=1e6", "trainer.b
 
 def by_transformers(folder: Path, family: str, batch: TrainBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """[T] log-probs, and the model's weights less the gradient of the weighted loss, by the names of its files."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     # the repositories of some families bring their own code, which computes as transformers' class does
     stated = files.read_json(folder / "config.json") | {"model_type": FAMILIES[family][0]}
     config = AutoConfig.for_model(**stated)
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+    auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, config=config, dtype=torch.float32)
     rows = []
     for begin, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
         ids = batch.tokens[begin:end]
@@ -86,7 +89,7 @@ def by_megatron(folder: Path, options: tuple[str, ...]) -> tuple[np.ndarray, dic
 @pytest.mark.parametrize("case", CASES)
 def test_log_probs_and_gradients(tmp_path, case):
     family, changes = CASES[case]
-    folder = tiny_model(tmp_path, family, **changes)
+    folder = tame(tiny_model(tmp_path, family, **changes), family)
     options = (*OPTIONS, *megatron())
     batch = made.batch(made.recipe(*options))
     log_probs, stepped, norm = run_ranks(1, by_megatron, folder, options, join=False)[0]
