@@ -66,7 +66,7 @@ class RewardSection(Section):
     group: bool = False
     """score whole groups at once"""
     timeout_s: float = Field(30.0, gt=0)
-    """deadline of one score (seconds)"""
+    """deadline of one score; where groups are scored at once, of a group's (seconds)"""
     retries: int = Field(5, ge=0)
     """further tries of a server that is not there or says 408, 429 or 5xx, within the deadline"""
     rm_url: str = ""

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -81,7 +82,7 @@ def load_reward(section: RewardSection, *, fixed: bool = False) -> Reward:
     return BuiltIn(section, fixed=fixed)
 
 
-class Reward:
+class Reward(ABC):
     """A loaded reward function: called with a sample, or with a group where it scores groups."""
 
     group: bool
@@ -91,9 +92,9 @@ class Reward:
         self._name = name
         self._timeout_s = section.timeout_s
 
+    @abstractmethod
     async def __call__(self, args: Any, subject: Any, **kwargs: Any) -> Any:
         """The score, or with a list the scores."""
-        raise UsageError(f"reward {self._name} cannot be called", "use load_reward")
 
     async def each(self, args: Any, samples: list[Sample]) -> list[Any]:
         """A score, or the SlimeError instead of it, per sample. They run, fail and time out one by one."""

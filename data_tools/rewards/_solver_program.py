@@ -17,7 +17,7 @@ def _equal(first: str, second: str) -> bool:
     sympy: Any = library
     names: dict[str, Any] = {"pi": sympy.pi, "inf": sympy.oo, "i": sympy.I}
     functions = {n: getattr(sympy, n) for n in ("sqrt", "sin", "cos", "tan", "log", "exp")} | {"ln": sympy.log}
-    operators = {
+    operators: dict[type[ast.operator], Any] = {
         ast.Add: lambda a, b: a + b,
         ast.Sub: lambda a, b: a - b,
         ast.Mult: lambda a, b: a * b,

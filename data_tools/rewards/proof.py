@@ -94,7 +94,7 @@ class Proof:
     ) -> dict[str, float] | SlimeError:
         samples = {
             name: Sample(
-                index=number, prompt=item.prompt, response=text, label=item.label, metadata=dict(item.metadata)
+                index=number, prompt=item.prompt or "", response=text, label=item.label, metadata=dict(item.metadata)
             )
             for name, text in answers.items()
         }

@@ -88,7 +88,7 @@ def _enter_namespaces() -> bool:
     """New namespaces: True for all of them, False for none, where the kernel or a container forbids them."""
     user, group = os.geteuid(), os.getegid()
     flags = sum(_NAMESPACES.values())
-    entered = _libc.unshare(flags) == 0
+    entered = bool(_libc.unshare(flags) == 0)
     if entered:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             _write(f"/proc/self/{name}", text)
