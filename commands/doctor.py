@@ -19,6 +19,7 @@ EXAMPLES = [
 REQUIRED: dict[str, str] = {
     "aiohttp": ">=3.10",
     "huggingface-hub": ">=1.0",
+    "isal": ">=1.7",
     "numpy": ">=1.26",
     "orjson": ">=3.10",
     "pydantic": ">=2.7",
@@ -40,7 +41,8 @@ REQUIRED: dict[str, str] = {
 OPTIONAL = {
     "sglang": "engine.backend = 'sglang'",
     "megatron-core": "trainer.backend = 'megatron'",
-    "mbridge": "trainer.backend = 'megatron'",
+    "transformer-engine": "fp8, and fused kernels of trainer.backend = 'megatron' on GPUs",
+    "mbridge": "a second opinion on the weight maps of trainer.backend = 'megatron'",
     "math-verify": "reward.type = 'math_verify'",
     "tensorboard": "observe.tensorboard = true",
     "wandb": "observe.wandb_project",

@@ -14,7 +14,7 @@ import torch
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.weights.hf import DTYPE_NAMES, INDEX
-from slimecli.weights.pieces import Shape, cut
+from slimecli.weights.pieces import Shape
 from slimecli.weights.pipeline import Packer
 
 _ALIGN = 64
@@ -41,19 +41,13 @@ class HfPlan:
             self.packer.next_file(file)
             self.packer.literal(_header({n: tensors[n] for n in names}))
             for name in names:
-                self._add(name, *tensors[name])
+                dtype, shape = tensors[name]
+                self.packer.stream(name, math.prod(shape), dtype.itemsize)
 
     @property
     def shards(self) -> int:
         """How many files."""
         return len(self.packer.files)
-
-    def _add(self, name: str, dtype: torch.dtype, shape: Shape) -> None:
-        low = 0
-        for _, block in cut(shape, dtype.itemsize):
-            count = math.prod(block)
-            self.packer.tensor([(name, low, low + count)], count * dtype.itemsize, dtype.itemsize)
-            low += count
 
     def finish(self, folder: Path) -> None:
         """Write the index, if there is more than one shard."""

@@ -12,14 +12,13 @@ import fcntl
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slimecli import console, files
 from slimecli.errors import DataError, InterruptedRunError, SlimeError, UsageError
-from slimecli.weights.pieces import read_exactly
+from slimecli.weights.direct import DiskFile
 from slimecli.weights.pipeline import Carrier, Packer, Task, Workers
 
 JOURNAL = "convert.journal"
@@ -50,7 +49,7 @@ class Partial:
             raise UsageError(
                 f"another `slime convert` is writing {self.folder}", "wait for it, or name another --out"
             ) from None
-        self._fds: dict[int, int] = {}
+        self._files: list[DiskFile] = []
         self._open_journal()
 
     def _open_journal(self) -> None:
@@ -85,21 +84,16 @@ class Partial:
         for path in [p for p in self.folder.rglob("*") if p.is_file() and p not in known]:
             path.unlink()
         self._check_space(plan)
-        for number, (name, size) in enumerate(plan.files):
-            path = self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fds[number] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(self._fds[number], size)
+        for name, size in plan.files:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self._files.append(DiskFile(self.folder / name, size))
         reused = self._reuse(plan, carrier, workers)
         rest = [task for task in plan.tasks if task.number not in self.done]
-        locks = [threading.Lock() for _ in plan.files]
 
         def do(task: Task) -> str:
             out = workers.buffer(task.size, task.offset)
             digest = carrier.fill(task, out)
-            # the kernel lets one writer into a file at a time, and the others would spin meanwhile
-            with locks[task.file]:
-                _write_exactly(self._fds[task.file], task.offset, out)
+            self._files[task.file].write(task.offset, out)
             return digest
 
         pending: list[tuple[Task, str]] = []
@@ -131,7 +125,7 @@ class Partial:
 
         def check(task: Task) -> bool:
             out = workers.buffer(task.size)
-            read_exactly(self._fds[task.file], task.offset, out, self.folder / plan.files[task.file][0])
+            self._files[task.file].read(task.offset, out)
             return carrier.is_filled(task, out, self.done[task.number])
 
         reused = 0
@@ -148,16 +142,16 @@ class Partial:
     def _keep(self, pending: list[tuple[Task, str]]) -> None:
         """Flush the files of these tasks and enter the tasks in the journal."""
         for file in {task.file for task, _ in pending}:
-            os.fsync(self._fds[file])
+            self._files[file].flush()
         if pending:
             self._append([[task.number, digest] for task, digest in pending])
             self.done |= {task.number: digest for task, digest in pending}
         pending.clear()
 
     def forget_cache(self) -> None:
-        """Ask the system to drop the written files from its cache, so that reading them again reads the disk."""
-        for fd in self._fds.values():
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        """Have what is read again read from the disk, also where it went through the system's cache."""
+        for file in self._files:
+            file.forget_cache()
 
     def commit(self, notes: dict[str, Any]) -> None:
         """Give the folder its final name."""
@@ -170,8 +164,8 @@ class Partial:
 
     def close(self) -> None:
         """Close the files and let others write."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        while self._files:
+            self._files.pop().close()
         os.close(self._journal)
 
 
@@ -229,12 +223,6 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     if not isinstance(before, dict):
         return ["version"]
     return [key for key in now if before.get(key) != now[key]]
-
-
-def _write_exactly(fd: int, offset: int, data: memoryview) -> None:
-    while len(data):
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
 
 
 def _gb(size: int) -> str:

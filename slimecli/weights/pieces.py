@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from slimecli.errors import DataError
+from slimecli.weights.direct import DiskFile
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.quant import Dequantized
 
@@ -36,11 +34,15 @@ class Source(Protocol):
 
 
 class FileSource:
-    """An HF folder. Files are read at positions, not mapped: mapped pages would count as this process's memory."""
+    """An HF folder. Files are read at positions, not mapped: mapped pages would count as this process's memory.
 
-    def __init__(self, folder: HfFolder) -> None:
+    Args:
+        fresh: read the disk, not what the system has of it in its cache.
+    """
+
+    def __init__(self, folder: HfFolder, *, fresh: bool = False) -> None:
         self._entries = folder.entries
-        self._open: dict[Path, int] = {p: os.open(p, os.O_RDONLY) for p in {e.file for e in folder.entries.values()}}
+        self._open = {p: DiskFile(p, cached=not fresh) for p in {e.file for e in folder.entries.values()}}
 
     def shape(self, name: str) -> Shape:
         return self._entries[name].shape
@@ -50,11 +52,11 @@ class FileSource:
 
     def read_into(self, name: str, low: int, high: int, out: memoryview) -> None:
         entry = self._entries[name]
-        read_exactly(self._open[entry.file], entry.offset + low * entry.dtype.itemsize, out, entry.file)
+        self._open[entry.file].read(entry.offset + low * entry.dtype.itemsize, out)
 
     def close(self) -> None:
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
 
 
 class DequantizedSource:
@@ -82,15 +84,6 @@ class DequantizedSource:
 def source_of(folder: HfFolder | Dequantized) -> Source:
     """The folder as a source of pieces."""
     return FileSource(folder) if isinstance(folder, HfFolder) else DequantizedSource(folder)
-
-
-def read_exactly(fd: int, offset: int, out: memoryview, path: Path) -> None:
-    """Fill `out` from a file."""
-    while len(out):
-        count = os.preadv(fd, [out], offset)
-        if not count:
-            raise DataError(f"{path} is truncated: it ends before byte {offset + len(out)}", "get the file again")
-        out, offset = out[count:], offset + count
 
 
 def octets(tensor: torch.Tensor) -> memoryview:

@@ -20,6 +20,7 @@ import torch
 from slimecli.errors import DataError
 from slimecli.weights import pieces
 from slimecli.weights.container import Container
+from slimecli.weights.direct import BLOCK, aligned
 from slimecli.weights.ledger import Ledger, Scan, scan
 from slimecli.weights.pieces import Source
 
@@ -38,8 +39,8 @@ class Span(NamedTuple):
 
 
 ZEROS = ""
-_LINE = 64
-"""bytes of a CPU's cache line"""
+_STEP = 64
+"""bytes that a tensor is cut at multiples of: whole lanes of its hash"""
 
 
 @dataclass(slots=True)
@@ -75,22 +76,49 @@ class Packer:
         """Bytes in the present file."""
         return self.files[-1][1]
 
+    def _task(self) -> Task | None:
+        """The last task of the present file."""
+        task = self.tasks[-1] if self.tasks else None
+        return task if task is not None and task.file == len(self.files) - 1 else None
+
     def _room(self, size: int) -> tuple[Task, int]:
         """The task that the next `size` bytes belong to, and their position in it."""
-        task = self.tasks[-1] if self.tasks else None
-        file = len(self.files) - 1
-        if task is None or task.file != file or task.size + size > pieces.PIECE:
-            task = Task(len(self.tasks), file, self.position)
+        task = self._task()
+        if task is None or task.size + size > pieces.PIECE:
+            task = Task(len(self.tasks), len(self.files) - 1, self.position)
             self.tasks.append(task)
+        return task, self._grow(task, size)
+
+    def _grow(self, task: Task, size: int) -> int:
+        """Where in the task the next `size` bytes are."""
         at = task.size
         task.size += size
         self.files[-1] = (self.files[-1][0], self.position + size)
-        return task, at
+        return at
+
+    def align(self, step: int) -> None:
+        """Zeros up to a multiple of `step`; they end the present task rather than begin another."""
+        fill, task = -self.position % step, self._task()
+        if fill and task is not None:
+            task.literals.append((self._grow(task, fill), bytes(fill)))
 
     def literal(self, data: bytes) -> None:
         """Bytes that are known already."""
         task, at = self._room(len(data))
         task.literals.append((at, data))
+
+    def stream(self, name: str, count: int, itemsize: int) -> None:
+        """The bare bytes of a whole tensor, cut where tasks are full, so that tasks begin and end on whole blocks."""
+        low = 0
+        while True:
+            task = self._task()
+            left = pieces.PIECE - (task.size if task is not None else 0)
+            fitting = max(0, left) // _STEP * _STEP or pieces.PIECE
+            high = min(count, low + fitting // itemsize)
+            self.tensor([(name, low, high)], (high - low) * itemsize, itemsize)
+            low = high
+            if low == count:
+                return
 
     def tensor(self, spans: Iterable[tuple[str, int, int]], nbytes: int, itemsize: int, around: Any = None) -> None:
         """A tensor, or part of one.
@@ -225,13 +253,12 @@ class Workers:
         """`size` bytes of this thread's buffer, which keeps its memory from task to task.
 
         Args:
-            offset: in the file they go to; memory that lies alike is copied there twice as fast.
+            offset: in the file they go to; memory that lies alike is written without a copy.
         """
-        if len(getattr(self._local, "room", b"")) < size + _LINE:
-            self._local.room = np.empty(max(size, pieces.PIECE) + _LINE, np.uint8)
-        room: memoryview = self._local.room.data
-        start = (offset - self._local.room.ctypes.data) % _LINE
-        return room[start : start + size]
+        if len(getattr(self._local, "room", b"")) < size + BLOCK:
+            self._local.room = aligned(max(size, pieces.PIECE) + BLOCK)
+        room: memoryview = self._local.room
+        return room[offset % BLOCK : offset % BLOCK + size]
 
     def each(self, items: Iterable[T], work: Callable[[T], R]) -> Generator[tuple[T, R]]:
         """(item, result) as they come; the first error stops the others and is raised when they have stopped."""

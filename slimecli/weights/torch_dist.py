@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
 import re
 import threading
@@ -25,8 +24,9 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from slimecli.errors import DataError
 from slimecli.weights.container import Place, find_tensor
+from slimecli.weights.direct import DiskFile
 from slimecli.weights.maps.rule import Rule
-from slimecli.weights.pieces import Shape, blocks_of_range, octets, read_exactly
+from slimecli.weights.pieces import Shape, blocks_of_range, octets
 from slimecli.weights.torch_dist_write import chunk_ranges
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -89,10 +89,15 @@ class _Chunks(NamedTuple):
 
 
 class TorchDist:
-    """A torch_dist checkpoint opened for reading; layer keys are understood numbered or stacked."""
+    """A torch_dist checkpoint opened for reading; layer keys are understood numbered or stacked.
 
-    def __init__(self, path: Path) -> None:
-        self.path = find_iteration(path)
+    Args:
+        path: folder with the tracker file, or one iteration.
+        fresh: read the disk, not what the system has of it in its cache.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path, self._fresh = find_iteration(path), fresh
         try:
             meta = _Unpickler(io.BytesIO((self.path / ".metadata").read_bytes())).load()
             storage: dict[dcp.MetadataIndex, _StorageInfo] = meta.storage_data
@@ -102,7 +107,7 @@ class TorchDist:
         self._storage = {(i.fqn, tuple(i.offset)): s for i, s in storage.items() if i.offset is not None}
         self._tables: dict[str, _Chunks] = {}
         self._places: dict[tuple[str, int], Place] = {}
-        self._fds: dict[str, int] = {}
+        self._files: dict[str, DiskFile] = {}
         self._lock = threading.Lock()
         self._check_files(storage)
 
@@ -185,13 +190,13 @@ class TorchDist:
         chunk = self._chunks(stored)
         shape, itemsize = tuple(chunk.sizes[number].tolist()), target.dtype.itemsize
         info = chunk.storage[number]
-        fd, start = self._fd(info.relative_path), info.offset + self._place(stored, number).start
+        start = info.offset + self._place(stored, number).start
         steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         first = sum(i * step for i, step in zip(inner, steps, strict=True))
         count = 1 + sum((n - 1) * step for n, step in zip(target.shape, steps, strict=True))
-        path, direct = self.path / info.relative_path, count == target.size and target.flags.c_contiguous
+        direct = count == target.size and target.flags.c_contiguous
         raw = target.reshape(-1) if direct else np.empty(count, target.dtype)
-        read_exactly(fd, start + first * itemsize, raw.view(np.uint8).data, path)
+        self._file(info.relative_path).read(start + first * itemsize, raw.view(np.uint8).data)
         if not direct:
             strides = [step * itemsize for step in steps]
             target[...] = np.lib.stride_tricks.as_strided(raw, target.shape, strides)
@@ -213,9 +218,9 @@ class TorchDist:
             return self._places[stored, number]
         chunk = self._chunks(stored)
         info, entry = chunk.storage[number], self.entries[stored]
-        fd = self._fd(info.relative_path)
+        held = self._file(info.relative_path)
         try:
-            place = find_tensor(lambda count, at: os.pread(fd, count, info.offset + at), info.length)
+            place = find_tensor(lambda count, at: held.pread(count, info.offset + at), info.length)
             if place.dtype != entry.properties.dtype or math.prod(place.shape) != int(chunk.sizes[number].prod()):
                 raise ValueError(f"it holds {list(place.shape)} {place.dtype}")
         except ValueError as error:
@@ -224,16 +229,16 @@ class TorchDist:
         self._places[stored, number] = place
         return place
 
-    def _fd(self, name: str) -> int:
+    def _file(self, name: str) -> DiskFile:
         with self._lock:
-            if name not in self._fds:
-                self._fds[name] = os.open(self.path / name, os.O_RDONLY)
-            return self._fds[name]
+            if name not in self._files:
+                self._files[name] = DiskFile(self.path / name, cached=not self._fresh)
+            return self._files[name]
 
     def close(self) -> None:
         """Close the files."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        while self._files:
+            self._files.popitem()[1].close()
 
 
 class TorchDistSource:

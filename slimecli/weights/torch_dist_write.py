@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.weights.container import container
+from slimecli.weights.direct import BLOCK
 from slimecli.weights.maps.rule import ZEROS as ZERO_ROWS
 from slimecli.weights.maps.rule import Rule
 from slimecli.weights.pieces import cut
@@ -32,7 +33,7 @@ from slimecli.weights.pipeline import ZEROS, Packer
 FILE_BYTES = 8 << 30
 """a new .distcp file is begun beyond this size"""
 _ALIGN = 64
-"""containers begin at multiples of this, so that lanes of their tensors lie on even addresses in memory"""
+"""objects and small tensors begin at multiples of this, so that lanes of tensors lie on even addresses in memory"""
 
 
 class TorchDistPlan:
@@ -69,8 +70,7 @@ class TorchDistPlan:
         """Note that the next `size` bytes hold this."""
         if self.packer.position > FILE_BYTES:
             self._next_file()
-        if fill := -self.packer.position % _ALIGN:
-            self.packer.literal(bytes(fill))
+        self.packer.align(_ALIGN if size < BLOCK else BLOCK)
         name = self.packer.files[-1][0].rpartition("/")[2]
         self._storage[index] = _StorageInfo(name, self.packer.position, size)
 

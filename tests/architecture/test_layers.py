@@ -58,7 +58,7 @@ ALLOWED: tuple[frozenset[str], ...] = (
 )
 """third-party packages that a layer may import at module top besides LIGHT; heavy ones are what this is about"""
 LIGHT = frozenset(
-    {"aiohttp", "numpy", "orjson", "safetensors", "tokenizers", "zstandard", "pyarrow", "huggingface_hub"}
+    {"aiohttp", "numpy", "orjson", "safetensors", "tokenizers", "zstandard", "pyarrow", "huggingface_hub", "isal"}
 )
 LIGHT_FROM = 2
 """lowest layer in which LIGHT packages may stand at module top; below, and in the two top layers, inside functions"""

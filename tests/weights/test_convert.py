@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.model_specs import from_config, get_spec
-from slimecli.weights import partial, torch_dist_write
+from slimecli.weights import direct, torch_dist_write
 from slimecli.weights.convert import hf_to_torch_dist, torch_dist_to_hf
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import hf_shapes, rules_of
@@ -199,14 +199,14 @@ def test_a_wrong_name_is_refused(tmp_path):
 def test_verification_sees_a_wrong_result(tmp_path, monkeypatch):
     """A bit that changes between memory and disk."""
     hf = tiny_model(tmp_path / "hf")
-    real = partial._write_exactly
+    real = direct.DiskFile.write
 
-    def wrong(fd, offset, data):
+    def wrong(self, offset, data):
         if len(data) > 60_000:
             data[60_000] ^= 1
-        real(fd, offset, data)
+        real(self, offset, data)
 
-    monkeypatch.setattr(partial, "_write_exactly", wrong)
+    monkeypatch.setattr(direct.DiskFile, "write", wrong)
     with pytest.raises(DataError, match=r"verification: model\.embed_tokens\.weight was written as"):
         hf_to_torch_dist(hf, tmp_path / "td")
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
