@@ -16,6 +16,7 @@ import torch
 from slimecli import __version__, files
 from slimecli.errors import DataError
 from slimecli.weights.ledger import Ledger, scan
+from slimecli.weights.meter import Meter
 from slimecli.weights.pieces import PIECE, Source, cut
 from slimecli.weights.pipeline import Carrier, Workers
 
@@ -26,17 +27,20 @@ _BATCH = 256
 
 def read_back(source: Source, names: Iterable[str], workers: Workers) -> Ledger:
     """Hashes of all tensors as they are read now."""
-    ledger = Ledger()
+    ledger, ordered = Ledger(), list(names)
+    total = sum(math.prod(source.shape(name)) * source.dtype(name).itemsize for name in ordered)
+    meter = Meter("verify", total)
 
     def check(batch: list[tuple[str, int, int]]) -> None:
         for name, low, high in batch:
             kind = source.dtype(name)
             out = workers.buffer((high - low) * kind.itemsize)
             source.read_into(name, low, high, out)
-            total = math.prod(source.shape(name)) * kind.itemsize
-            ledger.add(name, total, scan(out, low * kind.itemsize, torch.uint8))
+            nbytes = math.prod(source.shape(name)) * kind.itemsize
+            meter.advance(len(out))
+            ledger.add(name, nbytes, scan(out, low * kind.itemsize, torch.uint8))
 
-    with contextlib.closing(workers.each(_batches(source, names), check)) as done:
+    with meter, contextlib.closing(workers.each(_batches(source, ordered), check)) as done:
         for _ in done:
             pass
     return ledger

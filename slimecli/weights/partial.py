@@ -19,6 +19,7 @@ from typing import Any
 from slimecli import console, files
 from slimecli.errors import DataError, InterruptedRunError, SlimeError, UsageError
 from slimecli.weights.direct import DiskFile
+from slimecli.weights.meter import Meter
 from slimecli.weights.pipeline import Carrier, Packer, Task, Workers
 
 JOURNAL = "convert.journal"
@@ -89,6 +90,7 @@ class Partial:
             self._files.append(DiskFile(self.folder / name, size))
         reused = self._reuse(plan, carrier, workers)
         rest = [task for task in plan.tasks if task.number not in self.done]
+        meter = Meter("write", sum(size for _, size in plan.files), reused)
 
         def do(task: Task) -> str:
             out = workers.buffer(task.size, task.offset)
@@ -98,9 +100,10 @@ class Partial:
 
         pending: list[tuple[Task, str]] = []
         try:
-            with contextlib.closing(workers.each(rest, do)) as done:
+            with meter, contextlib.closing(workers.each(rest, do)) as done:
                 for task, digest in done:
                     pending.append((task, digest))
+                    meter.advance(task.size)
                     if sum_of(pending) >= SYNC_BYTES:
                         self._keep(pending)
             self._keep(pending)
@@ -128,9 +131,10 @@ class Partial:
             self._files[task.file].read(task.offset, out)
             return carrier.is_filled(task, out, self.done[task.number])
 
-        reused = 0
-        with contextlib.closing(workers.each(tasks, check)) as checked:
+        reused, meter = 0, Meter("check what is there", sum(task.size for task in tasks))
+        with meter, contextlib.closing(workers.each(tasks, check)) as checked:
             for task, good in checked:
+                meter.advance(task.size)
                 if good:
                     reused += task.size
                 else:

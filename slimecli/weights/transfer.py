@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from slimecli import console, files
 from slimecli.errors import DataError, SlimeError
+from slimecli.weights.meter import Meter
 
 if TYPE_CHECKING:
     from slimecli.weights.listing import HubFile
@@ -32,8 +33,6 @@ SILENCE = 20.0
 """seconds without a byte after which a connection counts as broken"""
 GRACE = 1.0
 """seconds that other files get to stop after one has failed"""
-REPORT = 30.0
-"""seconds between two lines of progress where no person watches"""
 
 
 class Stopped(Exception):
@@ -68,38 +67,16 @@ class Job:
         return self.file.size - (self.arrived if self.arrived <= self.file.size else 0)
 
 
-class Meter:
-    """Progress on stderr: a bar for a person, a line now and then for a log."""
+class _Arrivals(Meter):
+    """Also counts what came over the network."""
 
-    def __init__(self, total: int, arrived: int) -> None:
-        self.fetched, self._done, self._total = 0, arrived, total
-        self._lock, self._told = threading.Lock(), time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Meter:
-        if console.is_interactive():
-            from rich import progress
-
-            columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-            self._bar = progress.Progress(*columns, progress.TimeRemainingColumn(), console=console.talk())
-            self._bar.start()
-            self._task = self._bar.add_task("download", total=self._total, completed=self._done)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    fetched = 0
 
     def advance(self, count: int, fetched: bool = False) -> None:
-        """`count` more bytes are there; negative: had to be thrown away."""
-        with self._lock:
-            self._done += count
-            self.fetched += count if fetched else 0
-            if self._bar is not None:
-                self._bar.update(self._task, completed=self._done)
-            elif time.monotonic() - self._told > REPORT:
-                self._told = time.monotonic()
-                console.note(f"{self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB")
+        if fetched:
+            with self._lock:
+                self.fetched += count
+        super().advance(count)
 
 
 def bring(jobs: Sequence[Job], headers: Mapping[str, str]) -> int:
@@ -111,7 +88,7 @@ def bring(jobs: Sequence[Job], headers: Mapping[str, str]) -> int:
     todo = deque(sorted(jobs, key=lambda j: -j.file.size))
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-    def work(meter: Meter) -> None:
+    def work(meter: _Arrivals) -> None:
         while not stop.is_set():
             try:
                 _one(todo.popleft(), headers, stop, meter)
@@ -122,7 +99,7 @@ def bring(jobs: Sequence[Job], headers: Mapping[str, str]) -> int:
                 ended.put(error)
                 return
 
-    with Meter(total, total - sum(j.missing for j in jobs)) as meter:
+    with _Arrivals("download", total, total - sum(j.missing for j in jobs)) as meter:
         # daemons: a thread that waits for a silent server must not hold up the end of the program
         threads = [threading.Thread(target=work, args=(meter,), daemon=True) for _ in jobs[:WORKERS]]
         try:
@@ -139,7 +116,7 @@ def bring(jobs: Sequence[Job], headers: Mapping[str, str]) -> int:
     return meter.fetched
 
 
-def _one(job: Job, headers: Mapping[str, str], stop: threading.Event, meter: Meter) -> None:
+def _one(job: Job, headers: Mapping[str, str], stop: threading.Event, meter: _Arrivals) -> None:
     """Bring one file, whatever it takes; the lock keeps a second process from writing into the same partial file."""
     job.partial.parent.mkdir(parents=True, exist_ok=True)
     job.target.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +157,7 @@ def _lock(handle: BinaryIO, job: Job, stop: threading.Event) -> None:
             stop.wait(0.2)
 
 
-def _fill(job: Job, handle: BinaryIO, headers: Mapping[str, str], stop: threading.Event, meter: Meter) -> None:
+def _fill(job: Job, handle: BinaryIO, headers: Mapping[str, str], stop: threading.Event, meter: _Arrivals) -> None:
     """Append until the file has the size stated; connections that break are made anew."""
     failures = 0
     while (have := handle.seek(0, os.SEEK_END)) < job.file.size:
@@ -206,7 +183,7 @@ def _fill(job: Job, handle: BinaryIO, headers: Mapping[str, str], stop: threadin
         stop.wait(max(wait, PAUSE * 2 ** (failures - 1)))
 
 
-def _stream(job: Job, handle: BinaryIO, headers: Mapping[str, str], stop: threading.Event, meter: Meter) -> None:
+def _stream(job: Job, handle: BinaryIO, headers: Mapping[str, str], stop: threading.Event, meter: _Arrivals) -> None:
     """One request, from where the file ends."""
     from huggingface_hub import get_session
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
