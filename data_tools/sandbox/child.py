@@ -8,12 +8,15 @@ it ends; the worker lowers its limits and runs the code. Standard library only, 
 from __future__ import annotations
 
 import ast
+import atexit
+import builtins
 import ctypes
 import json
 import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -113,7 +116,10 @@ def _mount(job: dict[str, Any], other_user: bool) -> bool:
         lambda: _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, read_only, 32),
         lambda: _libc.mount(b"tmpfs", job["folder"].encode(), b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), size),
     )
-    return all(step() == 0 for step in steps)
+    done = all(step() == 0 for step in steps)
+    # what semaphores are made of; code that needs none does without
+    _libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), b"size=8m")
+    return done
 
 
 def _hide_processes(other_user: bool) -> int:
@@ -194,7 +200,7 @@ def _tasks_of(user: int) -> int:
 
 def _work(job: dict[str, Any], report: int, stdin: int, tasks: int) -> None:
     """Body of the worker: never returns."""
-    code = 70
+    code = 1
     try:
         os.dup2(stdin, 0)
         os.chdir(job["folder"])
@@ -203,18 +209,38 @@ def _work(job: dict[str, Any], report: int, stdin: int, tasks: int) -> None:
                 with suppress(OSError):
                     os.close(descriptor)
         _limit(job, tasks)
-        code = _run(job, report)
+        code = _ended(lambda: _run(job, report))
+        if job["checks"] is None:
+            code = _ended(_finish) or code
+    finally:
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with suppress(BaseException):
+                stream.flush()  # type: ignore[union-attr]
+        os._exit(code & 0xFF)
+
+
+def _ended(part: Callable[[], None]) -> int:
+    """The exit code of a part of the program, as Python gives it."""
+    try:
+        part()
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if leaving.code is None or isinstance(leaving.code, int):
+            return leaving.code or 0
+        print(leaving.code, file=sys.stderr)
+        return 1
     except BaseException:
         with suppress(BaseException):
             traceback.print_exc()
-        code = 1
-    finally:
-        with suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code & 0xFF)
+        return 1
+    return 0
+
+
+def _finish() -> None:
+    """What Python does when a program ends: wait for its threads, call what it registered."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
 
 
 def _limit(job: dict[str, Any], tasks: int) -> None:
@@ -237,35 +263,49 @@ def _limit(job: dict[str, Any], tasks: int) -> None:
     _libc.capset((ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)())
 
 
-def _run(job: dict[str, Any], report: int) -> int:
+def _run(job: dict[str, Any], report: int) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["solution.py"]
     space = module.__dict__
-    secret, checks = job.pop("secret"), job.pop("checks")
-    if checks is None:
+    if job["checks"] is None:
         os.close(report)
         exec(compile(job["code"], "solution.py", "exec"), space)
-        return 0
-    space["__name__"] = "solution"
-    results: list[Any] = []
+        return
+    # compiled first, and with built-ins of their own: the answer may put others in their place
+    checks = [_compiled(check) for check in job["checks"]]
+    secret = job.pop("secret")
+    sys.modules["builtins"] = copied = types.ModuleType("builtins")
+    copied.__dict__.update(vars(builtins))
+    space.update({"__name__": "solution", "__builtins__": copied})
     exec(compile(job["code"], "solution.py", "exec"), space)
+    results: list[Any] = []
     for check in checks:
         results.append(_check(check, space))
         if not results[-1][0] and not job["all_checks"]:
             break
     os.write(report, json.dumps({"secret": secret, "results": results}).encode())
-    return 0
 
 
-def _check(check: dict[str, str], space: dict[str, Any]) -> list[Any]:
-    """[passed, value or why not]. A `call` is judged outside, by its value."""
+def _compiled(check: dict[str, str]) -> Any:
+    """A code object; why there is none instead; for a call the code object in a list."""
     try:
         if check["kind"] == "call":
-            return [True, _plain(eval(compile(check["code"], "test", "eval"), space))]
+            return [compile(check["code"], "test", "eval")]
         tree = _Equality().visit(ast.parse(check["code"]))
-        space["__same__"] = _same
-        exec(compile(ast.fix_missing_locations(tree), "test", "exec"), space)
+        return compile(ast.fix_missing_locations(tree), "test", "exec")
+    except (SyntaxError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _check(check: Any, space: dict[str, Any]) -> list[Any]:
+    """[passed, value or why not]. A call is judged outside, by its value."""
+    if isinstance(check, str):
+        return [False, check]
+    try:
+        if isinstance(check, list):
+            return [True, _plain(eval(check[0], space))]
+        exec(check, {**space, "__same__": _same, "__builtins__": vars(builtins)})
     except BaseException as error:  # whatever the answer's code raises, sys.exit included, is a test that failed
         return [False, f"{type(error).__name__}: {error}"[:200]]
     return [True, ""]

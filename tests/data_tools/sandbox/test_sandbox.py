@@ -164,6 +164,10 @@ def test_checks():
         'import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\'{"secret": "", "results": [[true, ""]]}\')\n'
         "    except OSError: pass\nos._exit(0)",
         "raise SystemExit",
+        "import builtins\nbuiltins.exec = lambda *a: None\ndef f(): return 1",
+        "import builtins\nbuiltins.isinstance = builtins.all = lambda *a: True\ndef f(): return 1",
+        "import ast\nast.parse = lambda text: None\ndef f(): return 1",
+        "__same__ = lambda a, b: True\ndef f(): return 1",
         "import atexit\natexit.register(print, 'ok')\nraise KeyboardInterrupt",
         "def f(): raise SystemExit(0)",
         "class A:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef f(): return A()",
@@ -236,3 +240,25 @@ def test_code_that_could_end_this_process_is_not_run_by_default(monkeypatch):
     with pytest.raises(SlimeError, match="cut off from: processes"):
         go("pass")
     assert go("print(1)", required=()).stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\nthreading.Thread(target=lambda: print('done')).start()",
+        "import atexit, os\natexit.register(lambda: os.write(1, b'done\\n'))",
+        "import sys, io\nout = sys.stdout\nsys.stdout = io.StringIO()\nout.write('done\\n')",
+        "import sys\nprint('done')\nsys.exit()",
+        "import threading\nthreading.stack_size(2**26)\nthreading.Thread(target=print, args=('done',)).start()",
+        "from multiprocessing import Pool\nwith Pool(2) as p: print(p.map(str.upper, ['done'])[0].lower())",
+        "import subprocess\nprint(subprocess.run(['echo', 'done'], capture_output=True, text=True).stdout, end='')",
+    ],
+)
+def test_programs_end_as_under_python(code):
+    done = go(code)
+    assert (done.status, done.stdout) == ("ok", "done\n"), done.stderr
+
+
+def test_what_a_program_says_on_leaving_is_kept():
+    done = go("import sys\nsys.exit('no input')")
+    assert (done.exit_code, done.stderr) == (1, "no input\n")
