@@ -274,3 +274,27 @@ def test_a_forked_child_starts_threads_of_its_own():
     child.start()
     child.join(20)
     assert child.exitcode == 0
+
+
+def test_what_is_done_when_the_deadline_comes_counts(monkeypatch):
+    import slimecli.data_tools.rewards as rewards
+
+    def slow_on_two(response, label, metadata):
+        time.sleep(5 if response == "2" else 0)
+        return 1.0
+
+    monkeypatch.setattr(rewards, "load_scorer", lambda name: slow_on_two)
+    reward = load_reward(RewardSection(type="exact", timeout_s=0.3))
+    first, late, after = asyncio.run(reward.each(None, [Sample(index=i, response=str(i)) for i in (1, 2, 3)]))
+    assert first == 1.0 and isinstance(late, RewardTimeout) and isinstance(after, RewardTimeout)
+    assert "sample 2" in late.what
+
+
+def test_a_row_that_names_no_scorer_fails_alone():
+    reward = load_reward(RewardSection(type="exact"))
+    samples = [
+        Sample(index=0, response="1", label="1", metadata={"rm_type": "mth"}),
+        Sample(index=1, response="1", label="1"),
+    ]
+    wrong, right = asyncio.run(reward.each(None, samples))
+    assert isinstance(wrong, UsageError) and "did you mean 'math'" in wrong.what and right == 1.0
