@@ -74,7 +74,7 @@ def preview(
         "jobs": threads,
         "memory_bytes": BASE_MEMORY + threads * 2 * PIECE,
         "seconds_at_1_gb_per_s": round((max(read, written) + (written if verify else 0)) / DISK, 1),
-        "tensors": [_row(rule, {n: kind for n, (kind, _) in tensors.items()}) for rule in rules],
+        "tensors": [_row(rule, {name: tensors[name][0] for name in rule.hf}) for rule in rules],
     }
 
 

@@ -1,9 +1,11 @@
 import json
+import time
 
 import pytest
 import torch
 
 from slimecli.cli import run
+from slimecli.commands.convert import dry_run
 from slimecli.weights.hf import HfFolder
 from tests.models import tiny_model
 
@@ -126,3 +128,10 @@ def test_a_tokenizer_file_of_another_kind_is_told(tmp_path, capsys):
     (hf / "tokenizer.json").write_text("{}")
     assert run(["convert", "--hf", str(hf), "--to", "torch_dist", "--out", str(tmp_path / "td")]) == 4
     assert "is no fast tokenizer" in capsys.readouterr().err
+
+
+def test_a_plan_of_the_largest_model_is_quick():
+    start = time.process_time()
+    plan = dry_run(to="hf", model=["deepseek-v3"], quantize="fp8")
+    assert len(plan["tensors"]) > 40_000 and 0.6e12 < plan["bytes"] < 0.8e12
+    assert time.process_time() - start < 15
