@@ -1,5 +1,6 @@
 # CPU by default:     docker build -t slime .
 # with CUDA:          docker build -t slime --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
+# with Megatron:      docker build -t slime --build-arg EXTRAS=[megatron] .
 # the quickstart:     docker run --rm --shm-size=2g -v "$PWD/runs:/slime/runs" slime run --recipe quickstart
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
@@ -14,7 +15,8 @@ ENV PATH=/opt/slime/bin:$PATH
 # torch alone first: it is the largest layer and changes least
 RUN pip install --no-cache-dir torch==2.13.0 --index-url ${TORCH_INDEX}
 COPY . /opt/src
-RUN pip install --no-cache-dir /opt/src
+ARG EXTRAS=
+RUN pip install --no-cache-dir "/opt/src${EXTRAS}"
 
 WORKDIR /slime
 ENTRYPOINT ["slime"]

@@ -57,8 +57,14 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
     share = stage_parameters(spec, settings.layout, stage)
     weights = (share.dense + share.expert) * _compute_bytes(settings)
     waiting = []
+    if settings.optimizer.get("optimizer_cpu_offload"):
+        part = settings.optimizer.get("optimizer_offload_fraction", 0.0)
+        names = [name for name, _, _ in rows]
+        _, size, reason = rows[names.index("optimizer")]
+        rows[names.index("optimizer")] = ("optimizer", int(size * (1 - part)), reason)
+        waiting = [("optimizer", int(size * part), f"optimizer_cpu_offload: {part:.0%} of its state")]
     if recipe.algo.kl_coef > 0:
-        waiting = [
+        waiting += [
             ("reference model", weights, f"algo.kl_coef {recipe.algo.kl_coef} > 0: its weights wait in host memory"),
             ("own weights", weights, "while the reference computes in their place"),
         ]

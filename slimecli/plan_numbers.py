@@ -156,6 +156,7 @@ def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
 
 
 def with_sum(group: str, rows: list[tuple[str, int, str]]) -> list[Value]:
+    """The rows of a group (name, bytes, reason), and their sum."""
     values = [Value(group=group, name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]
     return [*values, Value(group=group, name="total", value=sum(v for _, v, _ in rows), unit="bytes", reason="")]
 

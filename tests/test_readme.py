@@ -45,8 +45,10 @@ def shrunk(line: str, port: int) -> str:
     """The line with small numbers: fewer steps for new runs, as many more for a resumed one."""
     line = line.replace("8000", str(port)).replace("steps=200", "steps=3")
     if line.startswith("slime run --recipe quickstart"):
-        small = SMALL if "--run quickstart" in line else [*SMALL, "cluster.backend='local'"]
-        line += " " + " ".join(f"--set {shlex.quote(x)}" for x in small)
+        on_ray = "--run quickstart" in line or "trainer.processes" in line
+        small = SMALL if on_ray else [*SMALL, "cluster.backend='local'"]
+        words, separator, megatron = line.partition(" -- ")
+        line = f"{words} " + " ".join(f"--set {shlex.quote(x)}" for x in small) + separator + megatron
     return line
 
 

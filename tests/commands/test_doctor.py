@@ -11,7 +11,9 @@ def test_this_environment_is_healthy(capsys):
     assert checks["torch"]["detail"] == metadata.version("torch")
     assert checks["torch build"]["status"] == "ok"
     assert checks["loopback"]["status"] == "ok"
-    assert checks.keys() >= {"python", "ray", "disk", "/dev/shm", "GPUs", "sglang", "megatron-core"}
+    assert checks.keys() >= {"python", "ray", "disk", "/dev/shm", "GPUs", "sglang", "transformer-engine"}
+    assert checks["megatron-core"]["detail"] == metadata.version("megatron-core")
+    assert "only needed for fp8" in checks["transformer-engine"]["detail"]
 
 
 def test_something_needed_that_is_missing_fails_with_its_fix(monkeypatch, capsys):
