@@ -40,7 +40,7 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
             free = shutil.disk_usage(existing_parent(path)).free
             raise SlimeError(
                 f"disk full while writing {path} ({free / 1e9:.2f} GB free)",
-                "free space, or move the runs folder with SLIME_RUNS; what was committed before is intact",
+                "free space, or write to another disk (SLIME_RUNS moves runs); what was committed before is intact",
             ) from error
         if error.errno == errno.EFBIG:
             raise SlimeError(
