@@ -105,7 +105,7 @@ def test_a_good_recipe_has_no_problem(rows):
         (megatron(hidden_dropout=0.1), "slime sets 0.0, since log-probs of the engine and the trainer must agree"),
         (megatron(optimizer_cpu_offload=True), "needs a GPU"),
         (megatron(spec="nowhere_at_all:f"), "there is no module nowhere_at_all"),
-        (megatron() | {"model": {"name": "qwen3-next-80b-a3b-thinking"}}, "has gated-delta layers"),
+        (megatron() | {"model": {"name": "glm-5"}}, "has a sparse-attention indexer"),
         (megatron(2, tensor_model_parallel_size=2) | {"model": {"name": "qwen3-30b-a3b"}}, "sequence-parallel = true"),
         ({"engine": {"backend": "sglang", "urls": ["http://h:1"]}, "sglang": {"a": 1}}, "arguments of their own"),
         ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),

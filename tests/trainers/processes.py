@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import socket
 import traceback
@@ -22,6 +23,9 @@ def _child(
     import torch
 
     from slimecli import env
+
+    # what the parent had is not looked through by every collection
+    gc.freeze()
 
     env.set_rendezvous(rank, world, "127.0.0.1", port, rank)
     try:
