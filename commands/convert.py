@@ -46,7 +46,7 @@ def convert(
         dtype: of the result; empty: as in the source.
         quantize: `fp8` or `fp8-ue8m0` (to hf); empty: none.
         verify: re-read the result and compare before it appears.
-        jobs: threads; 0: one per core this process may use.
+        jobs: threads; 0: one more than the cores this process may use (`taskset` sets them), up to 8.
 
     Returns what DONE.json holds, and the folder.
     """
@@ -166,6 +166,7 @@ def cli(
         console.say(f"{plan['model']} -> {to}: {len(plan['tensors'])} parts, {len(plan['files'])} file(s), {gb:.3f} GB")
         memory, seconds = plan["memory_bytes"] / 1e9, plan["seconds_at_1_gb_per_s"]
         console.say(f"{plan['jobs']} threads, {memory:.2f} GB of memory; {seconds:.0f} s on a disk of 1 GB/s")
+        console.note("threads follow the cores that may be used: taskset -c 0,1 slime convert ... for two")
         console.table(plan["tensors"], ["hf", "megatron", "offset", "shape", "dtype"])
         return
     result = convert(to=to, out=out, model=model or (), source=source, dtype=dtype, quantize=quantize, verify=verify)

@@ -12,8 +12,9 @@ from slimecli.errors import DataError
 from slimecli.weights.pieces import Source, octets
 from slimecli.weights.pipeline import Carrier
 
-LIMIT = 2_000_000_000
-"""bytes of the largest model that is built for this"""
+LIMIT = 400_000_000
+"""bytes of the largest model that is built for this: with transformers around it, it stays below 1 GiB of memory, as a
+conversion without it does for models of any size"""
 TOKENS = 32
 
 
@@ -47,7 +48,7 @@ def _reason_not_to(config_folder: Path, carrier: Carrier) -> str:
     """Why the models are not built; empty if they can be."""
     nbytes = sum(size * carrier.kinds[name].itemsize for name, size in carrier.sizes.items())
     if nbytes > LIMIT:
-        return f"{nbytes / 1e9:.1f} GB of weights; models of up to {LIMIT / 1e9:.0f} GB are compared"
+        return f"{nbytes / 1e9:.1f} GB of weights; only models of up to {LIMIT / 1e9:.1f} GB are built in memory"
     if any(kind.is_floating_point and kind.itemsize == 1 for kind in carrier.kinds.values()):
         return "the result is quantised"
     import transformers

@@ -5,10 +5,14 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from slimecli import files
+from slimecli import env, files
 from slimecli.errors import InterruptedRunError, SlimeError, UsageError
 from slimecli.weights import partial, pieces
 from slimecli.weights.convert import hf_to_torch_dist, torch_dist_to_hf
@@ -104,6 +108,40 @@ def test_an_interrupt_says_that_it_can_go_on(model, tmp_path, monkeypatch):
     assert len(taken) == len(set(taken)) > 0
     assert not set(taken) & kept
     assert [p.name for p in tmp_path.iterdir()] == ["td"]
+
+
+SLOW = """
+import time
+from slimecli.weights import direct, partial, pieces
+pieces.PIECE, partial.SYNC_BYTES = 20_000, 60_000
+real = direct.DiskFile.write
+direct.DiskFile.write = lambda self, offset, data: (time.sleep(0.1), real(self, offset, data))
+from slimecli.cli import main
+main()
+"""
+
+
+def test_ctrl_c_at_the_command_line(model, tmp_path):
+    """Exit code 130 and a sentence, not a traceback; the same command line then continues."""
+    words = ["convert", "--hf", str(model), "--to", "torch_dist", "--out", "td"]
+    slow = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env.child_env(PYTHONPATH=str(Path(__file__).parents[2]), NO_COLOR="1"),
+    )
+    journal, deadline = tmp_path / "td.partial" / partial.JOURNAL, time.monotonic() + 60
+    while time.monotonic() < deadline and not (journal.is_file() and len(journal.read_text().splitlines()) > 3):
+        time.sleep(0.02)
+    slow.send_signal(signal.SIGINT)
+    _, said = slow.communicate(timeout=60)
+    assert slow.returncode == 130
+    assert "error: interrupted; what was done is kept in td.partial\n" in said and "Traceback" not in said
+    again = succeed(*words, folder=tmp_path)
+    assert "continuing" in again.err and files.is_committed(tmp_path / "td")
+    hf_to_torch_dist(model, tmp_path / "straight")
+    assert_same(tmp_path / "td", tmp_path / "straight")
 
 
 def test_damage_in_what_was_kept_is_written_again(model, tmp_path, monkeypatch):
