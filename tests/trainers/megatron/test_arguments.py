@@ -1,0 +1,84 @@
+"""[megatron] is understood, or told to be wrong before anything starts; what is forced says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from slimecli.errors import UsageError
+from slimecli.model_specs import get_spec
+from slimecli.trainers.megatron.arguments import problems_of, settings_of
+from tests.trainers import made
+
+DENSE, EXPERTS = get_spec("qwen3-0.6b"), get_spec("qwen3-30b-a3b")
+
+
+def settings(*overrides, spec=DENSE, on_gpu=False):
+    return settings_of(made.recipe("trainer.backend=megatron", *overrides), spec, on_gpu=on_gpu)
+
+
+def test_flags_reach_their_part_under_either_spelling():
+    for separator in "_-":
+        name = separator.join(("tensor", "model", "parallel", "size"))
+        found = settings(
+            f"megatron.{name}=2", "megatron.overlap-grad-reduce=true", "trainer.processes=2", "trainer.lr=0.5"
+        )
+        assert found.layout.tp == 2
+        assert found.transformer["tensor_model_parallel_size"] == 2
+        assert found.ddp["overlap_grad_reduce"] is True
+        assert "overlap_grad_reduce" not in found.transformer
+        assert found.optimizer["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        (DENSE, ("megatron.recompute_granularty=full",), "did you mean 'recompute_granularity'"),
+        (DENSE, ("megatron.decoupled_lr=0.1",), "the recipe says that in trainer.lr"),
+        (DENSE, ("megatron.bf16=true",), "the recipe says that in model.dtype"),
+        (DENSE, ("megatron.hidden_size=64",), "it follows from the model (qwen3-0.6b)"),
+        (DENSE, ("megatron.calculate_per_token_loss=false",), "losses carry global denominators"),
+        (DENSE, ("megatron.mtp_num_layers=1",), "are kept as they are and not trained"),
+        (DENSE, ("megatron.tensor_model_parallel_size=0",), "it takes a whole number above 0"),
+        (DENSE, ("megatron.overlap_param_gather=true",), "needs overlap_grad_reduce"),
+        (EXPERTS, ("megatron.moe_token_dispatcher_type=allgather",), "micro-batches differ in length"),
+        (
+            EXPERTS,
+            ("megatron.moe_enable_routing_replay=true", "megatron.moe_router_fusion=true"),
+            "has no effect with moe_router_fusion",
+        ),
+        (get_spec("glm-5"), (), "has a sparse-attention indexer"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
+)
+def test_errors(spec, options, said):
+    with pytest.raises(UsageError) as caught:
+        settings(*options, spec=spec)
+    assert said in str(caught.value)
+
+
+def test_all_errors_are_told_at_once():
+    recipe = made.recipe("trainer.backend=megatron", "megatron.lr=1", "megatron.num_layers=2", "megatron.bf15=true")
+    found = problems_of(recipe, DENSE, on_gpu=False)
+    assert [e.split(":")[0].split(" is ")[0] for e in found] == [
+        "[megatron] lr",
+        "[megatron] num_layers",
+        "[megatron] bf15",
+    ]
+
+
+def test_what_interleaving_and_devices_force():
+    interleaved = (
+        "trainer.processes=2",
+        "megatron.pipeline_model_parallel_size=2",
+        "megatron.virtual_pipeline_model_parallel_size=7",
+    )
+    on_gpu, on_cpu = (settings(*interleaved, on_gpu=gpu) for gpu in (True, False))
+    assert not on_gpu.transformer["variable_seq_lengths"]
+    assert on_gpu.transformer["overlap_p2p_comm"]
+    assert not on_gpu.transformer["batch_p2p_comm"]
+    assert not on_cpu.transformer["overlap_p2p_comm"]
+    plain = settings(*interleaved[:2], on_gpu=True)
+    assert plain.transformer["variable_seq_lengths"]
+    assert "overlap_p2p_comm" not in plain.transformer
+    assert all(reason for _, _, reason in (*on_gpu.forced, *on_cpu.forced, *plain.forced))
+    assert "use_cpu_initialization" not in {name for name, _, _ in on_gpu.forced}
