@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
+from slimecli.flags import megatron_overrides
 from slimecli.protocols import SyncKind
 from slimecli.recipe_algo import AlgoSection
 from slimecli.recipe_reward import RewardSection
@@ -198,8 +199,11 @@ def lost_recipe_fix(stored: Sequence[Path], manifest_path: Path) -> str:
         whys = [c["why"] for c in manifest.get("recipe_changes", []) if c["file"] == path.name]
         return f"remove it to go on with {stored[-2].name}; what it changed: {', '.join(whys) or 'not known'}"
     argv = manifest.get("argv", [])
-    words = [w for pair in itertools.pairwise(argv) if pair[0] in ("--set", "--model") for w in pair]
-    words += [w for w in argv if w.startswith(("--set=", "--model="))]
+    end = argv.index("--") if "--" in argv else len(argv)
+    own, megatron = argv[:end], argv[end + 1 :]
+    words = [w for pair in itertools.pairwise(own) if pair[0] in ("--set", "--model") for w in pair]
+    words += [w for w in own if w.startswith(("--set=", "--model="))]
+    words += [w for override in megatron_overrides(megatron) for w in ("--set", override)]
     command = ["slime", "recipes", "show", str(path.with_name("recipe.toml")), "--resolved", *words]
     return f"make it again: {shlex.join(command)} > {shlex.quote(str(path))}"
 

@@ -176,6 +176,7 @@ def test_a_run_that_cannot_be_written_is_no_bug(tmp_path, monkeypatch):
 
 def test_a_damaged_recipe_can_be_made_again_as_told(run, monkeypatch, capsys):
     argv = ["slime", "run", "--recipe", "quickstart", "--set", "steps=7", "--set=title='my run'"]
+    argv += ["--", "--context-parallel-size", "2"]
     files.write_json(run.manifest_path, {"argv": argv})
     files.write_text(run.root / "recipe.toml", recipe_path("quickstart").read_text())
     for damage in (lambda path: path.write_text("{"), lambda path: path.unlink()):
@@ -185,7 +186,9 @@ def test_a_damaged_recipe_can_be_made_again_as_told(run, monkeypatch, capsys):
         command, target = caught.value.fix.removeprefix("make it again: slime ").split(" > ")
         assert cli.run(shlex.split(command)) == 0
         Path(target).write_text(capsys.readouterr().out)
-        assert run.recipe() == load_recipe("quickstart", ("steps=7", "title='my run'"))
+        assert run.recipe() == load_recipe(
+            "quickstart", ("steps=7", "title='my run'", "megatron.context-parallel-size=2")
+        )
 
 
 def test_a_damaged_change_of_a_recipe_names_what_it_changed(run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from slimecli.model_specs import ModelSpec
+from slimecli.model_specs import ModelSpec, counts
 from slimecli.trainers.megatron.layout import Layout
 
 
@@ -59,12 +59,18 @@ def stage_parameters(spec: ModelSpec, layout: Layout, stage: int) -> Parameters:
 
 def _layer(spec: ModelSpec, layout: Layout, index: int) -> Parameters:
     tp, hidden = layout.tp, spec.hidden
-    dense = _attention(spec, tp) + hidden * (4 if spec.sandwich else 2)
+    mixer = _attention(spec, tp) if _is_full(spec, index) else sum(counts.gated_delta(spec))  # those are not split
+    dense = mixer + hidden * (4 if spec.sandwich else 2)
     moe = spec.moe
     if moe is None or index < moe.dense_layers:
         return Parameters(dense + 3 * hidden * spec.ffn // tp, 0)
     dense += hidden * moe.experts + 3 * hidden * moe.shared_ffn // tp + hidden * moe.shared_gate
     return Parameters(dense, moe.experts // layout.ep * 3 * hidden * moe.ffn // layout.etp)
+
+
+def _is_full(spec: ModelSpec, index: int) -> bool:
+    """Whether a layer is attention, and not a gated-delta layer."""
+    return spec.linear is None or (index + 1) % spec.linear.full_every == 0
 
 
 def _attention(spec: ModelSpec, tp: int) -> int:
@@ -79,7 +85,7 @@ def _attention(spec: ModelSpec, tp: int) -> int:
     q, kv = _heads(spec, tp)
     whole = (spec.heads + spec.kv_heads) * spec.head_dim  # such norms are not split
     norms = {"head": 2 * spec.head_dim, "full": whole, "": 0}[spec.qk_norm]
-    return hidden * (2 * q + 2 * kv) + (q + 2 * kv) * spec.qkv_bias + norms
+    return hidden * ((3 if spec.gated else 2) * q + 2 * kv) + (q + 2 * kv) * spec.qkv_bias + norms
 
 
 def _heads(spec: ModelSpec, tp: int) -> tuple[int, int]:
@@ -102,7 +108,10 @@ def token_width(
     tp = layout.tp
     whole = spec.hidden / (tp if layout.sp else 1)  # between matrix products
     norms = (2 if "layernorm" in recomputed else 4) + (0 if fused else 3)  # inputs of two, and what they give
-    width = norms * whole + _attention_width(spec, tp, recomputed) * (1 if fused else 2)
+    mixer = _attention_width(spec, tp, recomputed) * (1 if fused else 2)
+    if not _is_full(spec, index):
+        mixer = _delta_width(spec)
+    width = norms * whole + mixer
     moe, inner = spec.moe, 3 if fused else 5
     if moe is None or index < moe.dense_layers:
         return width + (0 if "mlp" in recomputed else inner * spec.ffn / tp)
@@ -116,10 +125,18 @@ def token_width(
     return width + routed + shared + 2 * moe.experts / (tp if layout.sp else 1)
 
 
+def _delta_width(spec: ModelSpec) -> float:
+    """Of a gated-delta layer: what is projected, convolved, activated and normed, and the rule's float32 inputs."""
+    part = spec.linear
+    assert part is not None
+    keys, values = part.key_heads * part.key_dim, part.value_heads * part.value_dim
+    return 8 * (2 * keys + values) + 10 * values
+
+
 def _attention_width(spec: ModelSpec, tp: int, recomputed: Collection[str]) -> float:
     if spec.mla is None:
         q, kv = _heads(spec, tp)
-        return 3 * q + 3 * kv
+        return (5 if spec.gated else 3) * q + 3 * kv
     heads, mla = spec.heads // tp, spec.mla
     up = 0 if "mla_up_proj" in recomputed else heads * (2 * mla.qk_dim + mla.v_dim)
     return mla.q_rank + mla.kv_rank + mla.rope_dim + up + heads * mla.v_dim

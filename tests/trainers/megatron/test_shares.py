@@ -33,6 +33,8 @@ LAYOUTS = [
     ("glm4_moe", megatron(PP2, processes=2)),
     ("deepseek_v3", megatron(TP2, SP, processes=2)),
     ("glm4_moe_lite", megatron(processes=2)),
+    ("qwen3_next", megatron(TP2, SP, processes=2)),
+    ("qwen3_5", megatron(processes=1)),
 ]
 
 
