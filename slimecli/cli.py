@@ -101,6 +101,10 @@ def main() -> None:
     """Entry point of the `slime` command."""
     if env.distributed_rank()[0] == 0:  # the others answer to this one, and die at once when torchrun ends them
         signal.signal(signal.SIGTERM, _on_sigterm)
+    # a shell that closed them (`>&-`) wants nothing said there; Python then has None in their place
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - lives as long as we do
     sys.exit(run(sys.argv[1:]))
 
 

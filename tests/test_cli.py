@@ -61,6 +61,11 @@ def test_usage_errors_are_one_message_and_exit_2(argv, expected, capsys):
     assert "--help" in err.splitlines()[1]
 
 
+def test_a_closed_stdout_is_no_bug():
+    done = subprocess.run(["sh", "-c", '"$@" models >&-', "sh", *SLIME], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_exit_code_is_that_of_the_error(command, capsys):
     def raises() -> None:
         raise GateError("the gap is too large", "look at it")

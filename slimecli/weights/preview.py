@@ -34,7 +34,6 @@ def preview(
     dtype: torch.dtype | None = None,
     quantize: str = "",
     verify: bool = True,
-    jobs: int = 0,
 ) -> dict[str, Any]:
     """The mapping table, the files, and what it would take.
 
@@ -64,7 +63,7 @@ def preview(
         files = HfPlan(tensors, SHARD_BYTES).packer.files
     written = sum(size for _, size in files)
     read = sum(math.prod(shape) * stored[name].itemsize for name, shape in shapes.items())
-    threads = jobs or default_jobs()
+    threads = default_jobs()
     return {
         "model": spec.name,
         "to": to,

@@ -15,6 +15,7 @@ from slimecli import files
 from slimecli.engines.embedded.config import DTYPES
 from slimecli.engines.embedded.slot_model import SlotModel
 from slimecli.errors import SlimeError, nearest
+from slimecli.headers import read_index
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_scheme import scheme_of
 
@@ -146,11 +147,8 @@ class FolderWeights:
             entries = self._quantised.entries
             self.headers: list[Header] = [(n, e.shape, dtype_name(e.dtype)) for n, e in entries.items()]
             return
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = sorted(set(files.read_json(index)["weight_map"].values()))
-        else:
-            names = ["model.safetensors"]
+        index = read_index(folder)
+        names = ["model.safetensors"] if index is None else sorted(set(index.values()))
         absent = [n for n in names if not (folder / n).is_file()]
         if absent:
             raise WeightsRefused(f"{folder} has no {absent[0]}", "name an HF folder with safetensors weights")
