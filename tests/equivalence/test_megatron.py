@@ -1,11 +1,11 @@
 """`slime run` with the Megatron trainer: the curve of FSDP at any layout, and every resume as good as none."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -126,7 +126,9 @@ def test_a_rank_killed_in_mid_step_is_told_and_made_up_for_at_the_same_and_at_an
     mark = f"SLIME_RUNS={tmp_path / 'runs'}\0"
     victim = [number for number, line in processes(mark).items() if "TrainerHost" in line][-1]
     os.kill(victim, signal.SIGKILL)
+    begin = time.monotonic()
     told = run.communicate(timeout=60)[1].decode()
+    assert time.monotonic() - begin < 20, "the others were left waiting"
     assert run.returncode == 1 and "died while we waited for the trainer" in told, told
     assert "--resume" in told and "Traceback" not in told and "closed by peer" not in told
     assert len(metrics(root)) < STEPS + 1
@@ -136,8 +138,6 @@ def test_a_rank_killed_in_mid_step_is_told_and_made_up_for_at_the_same_and_at_an
     shutil.copytree(root, other, symlinks=True)
     succeed("run", "--resume", "--run", "r", folder=tmp_path, run=spawn_slime)
     assert_same_steps(tensor, root)
-    manifest = json.loads((other / "run.json").read_text())
-    assert manifest["argv"]
     change = ("--set", "megatron={}", *PIPELINE)
     outcome = succeed("run", "--resume", "--run", "other", *change, folder=tmp_path, run=spawn_slime)
     assert "rounding" in outcome.err, outcome.err
