@@ -231,7 +231,7 @@ def _hand_through(hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
 
 def _layer_specs(spec: ModelSpec, settings: Settings, config: Any, stage: int | None) -> Any:
     if settings.layer_spec:
-        return load_hook(settings.layer_spec, ())(config, stage)
+        return load_hook(settings.layer_spec, ("config", "vp_stage"))(config, stage)
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
