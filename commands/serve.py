@@ -19,7 +19,7 @@ EXAMPLES = [
 
 
 async def serve(recipe: Recipe, model_dir: Path, *, host: str, port: int, api_key: str) -> None:
-    """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end.
+    """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end; a second one cuts them short.
 
     Args:
         port: 0 takes a free one; {"url": ...} is printed on stdout when requests can come.
@@ -32,14 +32,19 @@ async def serve(recipe: Recipe, model_dir: Path, *, host: str, port: int, api_ke
     from slimecli.engines.embedded.server import Server
 
     engine = open_embedded(recipe, model_dir)
-    server, stop = Server(engine, api_key=api_key), asyncio.Event()
+    server, stop = Server(engine, api_key=api_key, drain_s=recipe.rollout.request_timeout_s), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     try:
         url = await server.start(host, port)
         console.emit({"url": url})
         console.say(f"serving {model_dir} at {url} (Ctrl-C stops)")
         await stop.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: asyncio.ensure_future(engine.abort()))
+        if open_requests := engine.info()["running"] + engine.info()["waiting"]:
+            console.say(f"finishing {open_requests} request(s); Ctrl-C again cuts them short")
     finally:
         await server.stop()
         await engine.close()

@@ -78,11 +78,17 @@ def build_app(engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool =
 
 
 class Server:
-    """An engine on an address, from within an event loop."""
+    """An engine on an address, from within an event loop.
 
-    def __init__(self, engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> None:
+    Args:
+        drain_s: how long `stop` waits for requests in flight (seconds).
+    """
+
+    def __init__(
+        self, engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False, drain_s: float = 1.0
+    ) -> None:
         app = build_app(engine, api_key=api_key, allow_pickle=allow_pickle)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; returns the URL. Port 0 takes a free one."""
