@@ -46,6 +46,7 @@ def test_every_model_of_the_mission_is_there():
     assert not without
     repos = [spec.repo for spec in registry().values() if spec.repo]
     assert len(repos) == len(set(repos))
+    assert not [name for name, spec in registry().items() if not spec.source], "numbers say where they were read"
 
 
 def test_names():
