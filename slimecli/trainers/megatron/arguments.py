@@ -300,7 +300,7 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         ("calculate_per_token_loss", True, "losses carry global denominators: gradients are summed, never averaged"),
         ("hidden_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
         ("attention_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
-        ("mtp_num_layers", None, "multi-token-prediction layers are kept as they are and not trained"),
+        ("mtp_num_layers", None, "multi-token-prediction layers are left out: neither trained nor published"),
     ]
     if layout.vpp > 1:
         out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))

@@ -37,7 +37,7 @@ def test_flags_reach_their_part_under_either_spelling():
         (DENSE, ("megatron.bf16=true",), "the recipe says that in model.dtype"),
         (DENSE, ("megatron.hidden_size=64",), "it follows from the model (qwen3-0.6b)"),
         (DENSE, ("megatron.calculate_per_token_loss=false",), "losses carry global denominators"),
-        (DENSE, ("megatron.mtp_num_layers=1",), "are kept as they are and not trained"),
+        (DENSE, ("megatron.mtp_num_layers=1",), "are left out: neither trained nor published"),
         (DENSE, ("megatron.tensor_model_parallel_size=0",), "it takes a whole number above 0"),
         (DENSE, ("megatron.overlap_param_gather=true",), "needs overlap_grad_reduce"),
         (EXPERTS, ("megatron.moe_token_dispatcher_type=allgather",), "micro-batches differ in length"),
