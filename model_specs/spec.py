@@ -114,6 +114,10 @@ class GatedDelta:
     full_every: int = 4
     """layer i (from 0) is full attention if i + 1 is a multiple of this, gated delta otherwise"""
 
+    def is_full(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) is full attention."""
+        return (layer + 1) % self.full_every == 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:

@@ -84,16 +84,21 @@ class TrainBatch:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
+    def positions(self, indices: Sequence[int]) -> Tensor:
+        """[T'] where the tokens of some samples stand, in the order given."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        lengths = self.lengths[rows]
+        cu_seqlens = _cumulative(lengths)
+        shift = torch.repeat_interleave(self.cu_seqlens[:-1][rows] - cu_seqlens[:-1], lengths)
+        return torch.arange(int(cu_seqlens[-1])) + shift
+
     def select(self, indices: Sequence[int]) -> TrainBatch:
         """The batch of some samples, in the order given. Loss weights keep the denominators of the whole."""
         if list(indices) == list(range(len(self.cu_seqlens) - 1)):
             return self
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        lengths = self.lengths[rows]
-        cu_seqlens = _cumulative(lengths)
-        shift = torch.repeat_interleave(self.cu_seqlens[:-1][rows] - cu_seqlens[:-1], lengths)
-        positions = torch.arange(int(cu_seqlens[-1])) + shift
-        changes: dict[str, Any] = {"cu_seqlens": cu_seqlens}
+        positions = self.positions(indices)
+        changes: dict[str, Any] = {"cu_seqlens": _cumulative(self.lengths[rows])}
         for name in _PER_TOKEN:
             value = getattr(self, name)
             changes[name] = None if value is None else value[positions]

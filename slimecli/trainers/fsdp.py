@@ -66,7 +66,7 @@ class FsdpTrainer:
             chosen = batch.select(indices or [0])
             found, *_ = self._forward(network, chosen)
             if indices:
-                result[_positions(batch, indices).to(self._device)] = found
+                result[batch.positions(indices).to(self._device)] = found
         _parallel.add_up(result, self._world)
         return result.cpu()
 
@@ -174,9 +174,3 @@ class FsdpTrainer:
         weights: dict[str, Tensor] = {f"weight/{n}": t for n, t in named_weights(self._policy)}
         critic = {} if self._critic is None else self._critic.state()
         return weights | _optimizer.moments(self._optimizer, self._parameters) | critic
-
-
-def _positions(batch: TrainBatch, indices: list[int]) -> Tensor:
-    """[T'] positions in the batch of some samples' tokens."""
-    bounds = batch.cu_seqlens.tolist()
-    return torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices])

@@ -69,7 +69,33 @@ class TensorEntry:
     shape: tuple[int, ...]
 
 
-class HfFolder:
+class Entries:
+    """What can be told of tensors from where they lie."""
+
+    entries: dict[str, TensorEntry]
+
+    @property
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self.entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, as read."""
+        return sum(e.nbytes for e in self.entries.values())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape, as read."""
+        return {n: self.entries[n].shape for n in self.names}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Name -> dtype, as read."""
+        return {n: self.entries[n].dtype for n in self.names}
+
+
+class HfFolder(Entries):
     """A folder of safetensors with everything checked that headers can tell. Opening it reads headers only."""
 
     def __init__(self, path: Path) -> None:
@@ -95,26 +121,6 @@ class HfFolder:
             parts = [f"in the index but not in its shard: {_some(lost)}"] if lost else []
             parts += [f"in a shard but not in the index: {_some(stray)}"] if stray else []
             raise DataError(f"{self.path / INDEX}: {'; '.join(parts)}", "download the model again")
-
-    @property
-    def names(self) -> list[str]:
-        """All tensor names, sorted."""
-        return sorted(self.entries)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(e.nbytes for e in self.entries.values())
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape."""
-        return {n: self.entries[n].shape for n in self.names}
-
-    @property
-    def dtypes(self) -> dict[str, torch.dtype]:
-        """Name -> dtype as stored."""
-        return {n: self.entries[n].dtype for n in self.names}
 
     def config(self) -> dict[str, Any]:
         """config.json."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from slimecli.errors import DataError
-from slimecli.weights.hf import HfFolder, TensorEntry
+from slimecli.weights.hf import Entries, HfFolder, TensorEntry
 from slimecli.weights.quant_codec import E4M3, LOGICAL, decode_e4m3, decode_int4, multiply_blocks
 from slimecli.weights.quant_scheme import CONFIG_KEY, READABLE, Scheme, plain_config, scheme_of
 
@@ -85,7 +85,7 @@ def open_weights(path: Path) -> HfFolder | Dequantized:
     return Dequantized(folder, scheme)
 
 
-class Dequantized:
+class Dequantized(Entries):
     """A quantised folder that looks like an ordinary one: names, shapes and bytes of the bfloat16 model.
 
     `entries` name the file and offset where the stored form of a tensor begins (for order and messages); bytes are
@@ -108,26 +108,6 @@ class Dequantized:
         stray = [n for n in self.entries if n.endswith(("_scale_inv", "weight_scale", "weight_shape"))]
         if stray:
             raise DataError(f"{self.path}: scale without its quantised weight: {_some(stray)}", "download it again")
-
-    @property
-    def names(self) -> list[str]:
-        """All logical tensor names, sorted."""
-        return sorted(self.entries)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors once dequantised."""
-        return sum(e.nbytes for e in self.entries.values())
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> logical shape."""
-        return {n: self.entries[n].shape for n in self.names}
-
-    @property
-    def dtypes(self) -> dict[str, torch.dtype]:
-        """Name -> dtype as read."""
-        return {n: self.entries[n].dtype for n in self.names}
 
     def config(self) -> dict[str, Any]:
         """config.json of the dequantised model."""

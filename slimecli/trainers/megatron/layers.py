@@ -25,7 +25,7 @@ def adapt(block: Any, spec: ModelSpec, first: int) -> Any:
     # layers of one kind share a spec
     block.layer_specs = [copy.deepcopy(layer) for layer in block.layer_specs]
     for number, layer in enumerate(block.layer_specs, start=first):
-        if spec.linear is not None and (number + 1) % spec.linear.full_every:
+        if spec.linear is not None and not spec.linear.is_full(number):
             from slimecli.trainers.megatron.gated_delta import DeltaAttention
 
             params = {"delta": spec.linear, "fused": spec.family.layout == "qwen3_next"}

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from slimecli.batch import TrainBatch, plan_micro_batches
@@ -95,7 +94,7 @@ class Passes:
             micro_batch = make_micro_batch(
                 samples, context_ranks=layout.cp, context_rank=rank, length=length, device=self._device
             )
-            items.append(_Item(places_of(batch, indices), micro_batch, bool(indices)))
+            items.append(_Item(batch.positions(indices), micro_batch, bool(indices)))
         return items
 
     def _forward(
@@ -154,13 +153,6 @@ class Passes:
         return log_probs, entropy
 
 
-def places_of(batch: TrainBatch, indices: list[int]) -> Tensor:
-    """[T'] positions in the batch of some samples' tokens."""
-    bounds = batch.cu_seqlens.tolist()
-    spans = [torch.arange(bounds[i], bounds[i + 1]) for i in indices]
-    return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
-
-
 def unwrap(model: Any) -> Any:
     """The GPTModel inside its data-parallel and precision wrappers."""
     while hasattr(model, "module"):
@@ -186,10 +178,3 @@ def is_reporter() -> bool:
         and parallel_state.get_tensor_model_parallel_rank() == 0
         and parallel_state.get_context_parallel_rank() == 0
     )
-
-
-def add_up(tensor: Tensor) -> Tensor:
-    """Sum over all ranks, in place."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(tensor)
-    return tensor

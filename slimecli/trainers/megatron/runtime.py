@@ -17,8 +17,7 @@ from slimecli.trainers.megatron.arguments import Settings
 def start(settings: Settings, processes: int, seed: int) -> tuple[torch.device, int, int]:
     """(device, rank, world size); enters the process group and makes megatron-core's groups of it.
 
-    A trainer that is opened after another in the same processes finds the groups made, and makes them anew only if its
-    layout is another one.
+    A trainer that is opened after another in the same processes makes the groups anew: its layout may be another one.
     """
     device, rank, world = _parallel.join(processes)
     if device.type == "cpu":

@@ -70,7 +70,7 @@ def _layer(spec: ModelSpec, layout: Layout, index: int) -> Parameters:
 
 def _is_full(spec: ModelSpec, index: int) -> bool:
     """Whether a layer is attention, and not a gated-delta layer."""
-    return spec.linear is None or (index + 1) % spec.linear.full_every == 0
+    return spec.linear is None or spec.linear.is_full(index)
 
 
 def _attention(spec: ModelSpec, tp: int) -> int:

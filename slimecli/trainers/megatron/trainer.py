@@ -21,14 +21,14 @@ from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
 from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
-from slimecli.trainers import _optimizer
+from slimecli.trainers import _optimizer, _parallel
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers.megatron import checkpoint, runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.host_copy import HostCopy
 from slimecli.trainers.megatron.micro_batches import MicroBatch
 from slimecli.trainers.megatron.model import build_chunks
-from slimecli.trainers.megatron.passes import Passes, add_up, is_reporter
+from slimecli.trainers.megatron.passes import Passes, is_reporter
 from slimecli.trainers.megatron.quiet import silence
 from slimecli.trainers.megatron.replay import Routing
 from slimecli.types import StepStats
@@ -107,7 +107,8 @@ class MegatronTrainer:
         if is_reporter():
             for places, log_probs in zip(shares, found, strict=True):
                 result[places.to(self._device)] = log_probs
-        return add_up(result).cpu()
+        _parallel.add_up(result, self._world)
+        return result.cpu()
 
     def step(self, batch: TrainBatch) -> StepStats:
         """One optimizer step."""

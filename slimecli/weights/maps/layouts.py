@@ -126,4 +126,4 @@ class Place:
     def is_linear(self) -> bool:
         """Whether it is a gated-delta layer; prediction layers have full attention."""
         delta = self.spec.linear
-        return delta is not None and not self.predicts and (self.index + 1) % delta.full_every != 0
+        return delta is not None and not self.predicts and not delta.is_full(self.index)
