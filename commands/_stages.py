@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from slimecli.cluster import Cluster
     from slimecli.loop import Parts
     from slimecli.recipe import Recipe
+    from slimecli.recording import StepListener
     from slimecli.rundir import RunDir
-    from slimecli.session import StepListener
 
 
 def do_data(run: RunDir, recipe: Recipe) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
         source = session.source(done)
         collector = session.collector(source, session.generator(engine))
         collection = session.aio.run(collector.collect(step))
-        session.record(source, step, collection)
-        session.settle()
+        session.recorder.record(source, step, collection)
+        session.recorder.settle()
     path = str(run.samples_path(step))
     return {"step": step, "samples": path, "groups": len(collection.groups), "metrics": collection.metrics}
 

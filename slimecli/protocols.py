@@ -36,6 +36,9 @@ class WeightUpdate:
     """disk: HF folder (safetensors)"""
     group: Mapping[str, Any] | None = None
     """distributed: names, dtypes, shapes and group_name as SGLang's update_weights_from_distributed takes them"""
+    in_flight: bool = False
+    """True: requests that run go on with the new weights, and say which token is of which version; False: an answer is
+    of one version"""
 
 
 @runtime_checkable

@@ -21,22 +21,19 @@ from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
 from slimecli.flags import megatron_overrides
 from slimecli.protocols import SyncKind
-from slimecli.recipe_algo import AlgoSection
+from slimecli.recipe_algo import AlgoSection, DistillSection
+from slimecli.recipe_engine import ClusterSection, EngineSection, SyncSection
 from slimecli.recipe_reward import RewardSection
+from slimecli.recipe_rollout import EvalSection, RolloutSection
 from slimecli.recipe_sections import (
     CheckpointSection,
-    ClusterSection,
     DataSection,
-    EngineSection,
-    EvalSection,
     ExportSection,
     GatesSection,
     ModelSection,
     ObserveSection,
-    RolloutSection,
     Section,
     SftSection,
-    SyncSection,
     TrainerSection,
 )
 
@@ -59,6 +56,7 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
     algo: AlgoSection = AlgoSection()
+    distill: DistillSection = DistillSection()
     trainer: TrainerSection = TrainerSection()
     sft: SftSection = SftSection()
     eval: EvalSection = EvalSection()

@@ -103,3 +103,14 @@ class AlgoSection(Section):
         """
         before = self.kl_in_reward or self.correction.normalize
         return self.old_log_probs == "recompute" and (steps_per_rollout > 1 or before)
+
+
+class DistillSection(Section):
+    """On-policy distillation: a teacher's log-probs of the policy's own answers."""
+
+    teacher: str = ""
+    """HF folder of a frozen teacher with the policy's tokenizer, held by the trainer; empty: none"""
+    url: str = ""
+    """server that has the teacher (SGLang's /generate); empty: none"""
+    coef: float = Field(1.0, ge=0)
+    """weight of log(teacher / policy), added to the advantage of every token"""

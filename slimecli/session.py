@@ -10,9 +10,7 @@ import contextlib
 import functools
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +21,10 @@ from slimecli.clock import Clock
 from slimecli.cluster import Cluster, open_cluster, sync_kind
 from slimecli.errors import DataError, MissingStageError, SlimeError
 from slimecli.loop import Collector, Parts
-from slimecli.pipeline import layout_change, trainer_layout, training_inputs
+from slimecli.pipeline import layout_change
 from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.recipe import Recipe
+from slimecli.recording import Recorder, StepListener
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.collect import Collection, DemonstrationCollector, RecordedCollector, RolloutCollector
 from slimecli.rollout.evaluate import EvalSet, evaluate
@@ -34,9 +33,6 @@ from slimecli.rollout.source import PromptSource
 from slimecli.rundir import RunDir
 from slimecli.sync.push import push
 from slimecli.types import Sample
-
-StepListener = Callable[[int, dict[str, Any], dict[str, float]], None]
-"""(step, metrics, perf) after every commit, for displays and trackers"""
 
 
 def start_weights(run: RunDir, recipe: Recipe) -> Path:
@@ -86,12 +82,9 @@ class Session:
         self._backend = cluster
         self._cluster = shared_cluster
         self._owns_cluster = shared_cluster is None
-        self._on_step = on_step
         self._trainer: Trainer | None = None
         self._engine: RolloutEngine | None = None
-        self._data_state: dict[str, Any] = {}
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slime-record")
-        self._written: Future[None] | None = None
+        self.recorder = Recorder(run, recipe, self.clock, lambda *args: self.cluster.stage(*args), on_step)
 
     def __enter__(self) -> Session:
         return self
@@ -107,7 +100,7 @@ class Session:
                 stack.callback(self.aio.run, self._engine.close())
             if self._trainer is not None:
                 stack.callback(self._trainer.close)
-            stack.callback(self._writer.shutdown)
+            stack.callback(self.recorder.close)
 
     @property
     def cluster(self) -> Cluster:
@@ -181,16 +174,8 @@ class Session:
             rows, self.recipe.rollout.n_samples_per_prompt, seed=self.recipe.seed, shuffle=self.recipe.data.shuffle
         )
         if at_step > 0:
-            source.restore(self.load_data_state(at_step)["source"])
+            source.restore(self.recorder.load_data_state(at_step)["source"])
         return source
-
-    def load_data_state(self, at_step: int) -> dict[str, Any]:
-        """Cursor and buffer as the checkpoint of a step holds them."""
-        path = self.run.checkpoint_dir(at_step) / "data_state.json"
-        if not path.is_file():
-            raise SlimeError(f"the checkpoint of step {at_step} lacks {path.name}", "resume from another checkpoint")
-        self._data_state = files.read_json(path)
-        return self._data_state
 
     def generator(self, engine: RolloutEngine) -> Generator:
         """Engine, reward and hooks of the recipe, checked before anything is generated."""
@@ -240,14 +225,14 @@ class Session:
             self.collector(source, generator),
             publish=functools.partial(self.publish, trainer, engine),
             measure=functools.partial(self.measure, generator, sets),
-            record=functools.partial(self.record, source),
+            record=functools.partial(self.recorder.record, source),
         )
 
     def recorded_parts(self, start: int) -> Parts:
         """The loop over samples that `slime rollout` left, without an engine."""
         trainer = self.trainer(start)
         publish = functools.partial(self.fingerprint, trainer)
-        return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=self.adopt)
+        return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=self.recorder.adopt)
 
     def sft_parts(self, start: int) -> Parts:
         """The loop over demonstrations."""
@@ -263,9 +248,9 @@ class Session:
         rows = load_conversations(str(path), recipe.data, self.tokenizer)
         source = PromptSource(rows, 1, seed=recipe.seed, shuffle=recipe.data.shuffle)
         if start > 0:
-            source.restore(self.load_data_state(start)["source"])
+            source.restore(self.recorder.load_data_state(start)["source"])
         collector = DemonstrationCollector(source, recipe.rollout.batch_size)
-        return self._parts(self.trainer(start), collector, record=functools.partial(self.remember, source))
+        return self._parts(self.trainer(start), collector, record=functools.partial(self.recorder.remember, source))
 
     def _parts(
         self,
@@ -286,7 +271,7 @@ class Session:
             publish=publish,
             measure=measure,
             record=record,
-            commit=functools.partial(self.commit, trainer),
+            commit=functools.partial(self.recorder.commit, trainer),
             clock=self.clock,
         )
 
@@ -319,65 +304,6 @@ class Session:
                 scores.setdefault(name, {})[mode] = result
         files.write_json(self.run.eval_path(step), {"step": step, "sets": scores})
         return {f"eval/{name}/{mode}": r["mean"] for name, modes_ in scores.items() for mode, r in modes_.items()}
-
-    def record(self, source: PromptSource, step: int, collection: Collection) -> None:
-        """Commit samples and cursor, while the trainer learns from them; `settle` waits for it."""
-        self.remember(source, step, collection)
-        state = self._data_state
-
-        def work() -> None:
-            self._write_samples(step, collection, state)
-            source.prepare(self.recipe.rollout.batch_size)
-
-        self._written = self._writer.submit(work)
-
-    def _write_samples(self, step: int, collection: Collection, state: dict[str, Any]) -> None:
-        """Samples first, then the cursor: a cursor on disk means that its samples are there."""
-        self.run.write_samples(step, collection.groups)
-        files.write_json(self.run.data_state_path(step), state)
-
-    def settle(self) -> None:
-        """Wait until what was recorded is on disk; raises what went wrong there."""
-        written, self._written = self._written, None
-        if written is not None:
-            written.result()
-
-    def remember(self, source: PromptSource, step: int, collection: Collection) -> None:
-        """Keep the cursor for the next checkpoint."""
-        self._data_state = {"step": step, "source": source.state(), "metrics": collection.metrics}
-
-    def adopt(self, step: int, collection: Collection) -> None:
-        """Take over the cursor that was stored with recorded samples."""
-        self._data_state = files.read_json(self.run.data_state_path(step))
-
-    def commit(self, trainer: Trainer, step: int, metrics: dict[str, Any], must_checkpoint: bool) -> None:
-        """Metrics of the step, then (when due) the checkpoint that makes them final; then tell the listener."""
-        self.settle()
-        if metrics:
-            self.run.append(self.run.metrics_path, {"step": step, **metrics})
-        if step and (must_checkpoint or step % self.recipe.checkpoint.interval == 0):
-            with self.clock.phase("checkpoint"):
-                self.checkpoint(trainer, step)
-        perf = self.clock.lap()
-        if metrics:
-            timing = {"step": step, "time": round(time.time(), 3), **perf}
-            self.run.append(self.run.perf_path, timing, durable=False)
-        if self._on_step is not None:
-            self._on_step(step, metrics, perf)
-
-    def checkpoint(self, trainer: Trainer, step: int) -> None:
-        """Weights, then everything to resume from, as two commits; the checkpoint names the weights it goes with."""
-        weights = self.run.weights_dir(step)
-        staged = self.cluster.stage(trainer, "disk", step, weights, self.run.model_dir)
-        if not files.is_committed(weights):
-            raise SlimeError(f"the trainer left no weights at {weights}", "see logs/latest in the run directory")
-        manifest = {"step": step, "fingerprint": staged.fingerprint, "inputs": training_inputs(self.recipe)}
-        manifest["trainer"] = trainer_layout(self.recipe)
-        with files.committed_folder(self.run.checkpoint_dir(step), manifest) as folder:
-            (folder / "trainer").mkdir()
-            trainer.save(folder / "trainer")
-            files.write_json(folder / "data_state.json", self._data_state)
-        self.run.prune_checkpoints(self.recipe.checkpoint.keep)
 
 
 def _address(engine: RolloutEngine) -> tuple[str, int]:

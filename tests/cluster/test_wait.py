@@ -8,7 +8,9 @@ CODE = """
 import os, sys, time
 import ray
 from slimecli import env
-from slimecli.cluster.ray_cluster import TrainerGroup, _start_ray, wait
+from slimecli.cluster.ray_cluster import _start_ray
+from slimecli.cluster.ray_trainer import TrainerGroup
+from slimecli.cluster.ray_wait import wait
 from slimecli.cluster.placement import Place
 from slimecli.errors import GateError, SlimeError
 from slimecli.recipe import load_recipe
@@ -56,14 +58,14 @@ error, seconds = caught(lambda: wait([a.echo.remote(1, 30.0), b.refuse.remote()]
 assert type(error) is GateError and error.what == "the worker says no" and error.fix == "mend it", error
 assert seconds < 10, "a failure waits for nobody"
 
-import slimecli.cluster.ray_cluster as module
+import slimecli.cluster.ray_trainer, slimecli.cluster.ray_wait
 victim, late = make(), make()
 error, seconds = caught(lambda: wait([a.lose.remote(), victim.die.remote()], "both", 60))
 assert type(error) is SlimeError and "a worker process died while we waited for both" in error.what, error
 assert seconds < 10, "the cause of a lost connection is found soon"
 error, _ = caught(lambda: wait([a.lose.remote(), late.refuse.remote()], "both", 60))
 assert type(error) is GateError, error
-module._CAUSE_S = 0.5
+slimecli.cluster.ray_wait._CAUSE_S = 0.5
 error, _ = caught(lambda: wait([a.lose.remote(), late.echo.remote(1, 3.0)], "both", 60))
 assert type(error) is SlimeError and "lost the others while we waited for both" in error.what, error
 
@@ -76,7 +78,7 @@ assert "--resume" in error.fix
 group.close()  # the death is told already; closing must not tell it again in place of the first error
 
 busy = TrainerGroup([b], 60.0, [Place("", 0)])
-module._WORK_DEADLINE_S = 0.3
+slimecli.cluster.ray_trainer._WORK_DEADLINE_S = 0.3
 caught(lambda: busy.load("/slow"))
 start = time.monotonic()
 busy.close()

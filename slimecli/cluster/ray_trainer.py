@@ -1,0 +1,95 @@
+"""The Trainer protocol over ranks that are Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slimecli.cluster.placement import Place
+from slimecli.cluster.ray_wait import wait
+from slimecli.protocols import ModelName, SyncKind
+from slimecli.recipe import Recipe
+from slimecli.sync.stage import StagedWeights
+from slimecli.types import StepStats
+
+if TYPE_CHECKING:
+    import torch
+
+    from slimecli.batch import TrainBatch
+
+_WORK_DEADLINE_S = 24 * 3600.0
+"""a training call may be long; a dead actor is noticed at once, whatever the deadline"""
+
+
+class TrainerGroup:
+    """The Trainer protocol over all ranks; every call is collective and answered by rank 0."""
+
+    def __init__(self, hosts: list[Any], start_timeout_s: float, places: list[Place]) -> None:
+        self._hosts = hosts
+        self._timeout_s = start_timeout_s
+        self._is_idle = True
+        host, port = wait([hosts[0].address.remote()], "trainer rank 0 to start", start_timeout_s)[0]
+        joined = [
+            h.join.remote(rank, len(hosts), host, port, place.local_rank)
+            for rank, (h, place) in enumerate(zip(hosts, places, strict=True))
+        ]
+        wait(joined, "all trainer ranks to join the process group", start_timeout_s)
+
+    def open(self, recipe: Recipe, model_dir: Path, total_steps: int) -> None:
+        """Load a model into every rank."""
+        tree = recipe.model_dump(mode="json")
+        opened = [h.open.remote(tree, str(model_dir), total_steps) for h in self._hosts]
+        wait(opened, "the trainer to load the model", self._timeout_s)
+
+    def _all(self, method: str, *args: Any, what: str) -> Any:
+        self._is_idle = False
+        refs = [getattr(h, method).remote(*args) for h in self._hosts]
+        result = wait(refs, what, _WORK_DEADLINE_S)[0]
+        self._is_idle = True
+        return result
+
+    def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
+        """[T] log-probabilities."""
+        import ray
+        import torch
+
+        result = self._all("log_probs", ray.put(batch.to_numpy()), model, what="the trainer to compute log-probs")
+        return torch.from_numpy(result.copy())
+
+    def step(self, batch: TrainBatch) -> StepStats:
+        """One optimizer step on all ranks."""
+        import ray
+
+        stats: StepStats = self._all("step", ray.put(batch.to_numpy()), what="the trainer to make a step")
+        return stats
+
+    def stage(self, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
+        """sync.stage.stage_weights inside the ranks."""
+        staged: StagedWeights = self._all(
+            "stage", kind, version, str(folder), str(like), what="the trainer to stage its weights"
+        )
+        return staged
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight through Ray's object store; publishing goes by `stage` instead."""
+        import torch
+
+        for name, array in self._all("named_weights", what="the trainer to hand over its weights"):
+            yield name, torch.from_numpy(array.copy())
+
+    def save(self, folder: Path) -> None:
+        """Collective save."""
+        self._all("save", str(folder), what="the trainer to save")
+
+    def load(self, folder: Path) -> None:
+        """Collective load."""
+        self._all("load", str(folder), what="the trainer to load its checkpoint")
+
+    def close(self) -> None:
+        """Free the trainer; the processes stay for the next one.
+
+        After a call that failed or was interrupted they may be dead, or busy for long: the cluster ends them.
+        """
+        if self._is_idle:
+            self._all("close", what="the trainer to close")
