@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import threading
 import time
@@ -14,28 +13,18 @@ import aiohttp
 import orjson
 
 from slimecli import console
+from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError
+from slimecli.engines.http_weights import HttpWeights
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
+
+__all__ = ["EngineRefusedError", "EngineUnreachableError", "HttpEngine", "client_loop"]
 
 SILENCE_S = 30.0
 """an answer that takes longer is followed by a look at the engine's health (seconds)"""
 PROBE_S = 5.0
 """deadline of that look (seconds)"""
-
-
-class EngineUnreachableError(SlimeError):
-    """No connection, or it broke."""
-
-
-class EngineRefusedError(SlimeError):
-    """The engine answered with an error.
-
-    Attributes:
-        status: of HTTP.
-    """
-
-    status = 0
 
 
 class HttpEngine:
@@ -57,6 +46,7 @@ class HttpEngine:
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
         self._looked = -SILENCE_S
+        self.weights = HttpWeights(self)
 
     async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
         """One HTTP call; the decoded JSON (None for an empty body).
@@ -139,73 +129,25 @@ class HttpEngine:
                     raise
                 await asyncio.sleep(0.1 * 2**tries)
 
+    # -- weights (engines.http_weights) ------------------------------------------------------------------------------
+
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Load, then ask what is held. Engines without a fingerprint (SGLang) answer with an empty one."""
-        begin = time.perf_counter()
-        version = {"weight_version": str(update.version)}
-        doing = f"updating weights to version {update.version}"
-        if update.kind == "shared_memory":
-            payload = {"manifest": str(update.manifest), **version}
-            answer = await self.call("POST", "/update_weights_from_shared_memory", payload, doing)
-        elif update.kind == "disk":
-            payload = {"model_path": str(update.folder), **version}
-            answer = await self.call("POST", "/update_weights_from_disk", payload, doing)
-        elif update.kind == "distributed":
-            answer = await self.update_in_parts([dict(update.group or {}) | version], doing)
-        else:
-            raise SlimeError(f"weights cannot go {update.kind} to {self.url}", "--set sync.kind=shared_memory or disk")
-        answer = answer or {}
-        fingerprint = answer.get("fingerprint") or await self.fingerprint()
-        return WeightReceipt(
-            version=update.version if "version" not in answer else int(answer["version"]),
-            fingerprint=fingerprint,
-            seconds=time.perf_counter() - begin,
-            bytes_=int(answer.get("bytes", 0)),
-        )
-
-    async def update_in_parts(self, parts: list[dict[str, Any]], doing: str) -> Any:
-        """update_weights_from_distributed between begin and end; servers before 0.5.21 have neither."""
-        modern = await self._begin(doing)
-        total = 0
-        try:
-            for part in parts:
-                answer = await self.call("POST", "/update_weights_from_distributed", part, doing)
-                total += int((answer or {}).get("bytes", 0))
-        except SlimeError:
-            # the reason is raised; a server left between begin and end would refuse the next update
-            with contextlib.suppress(SlimeError):
-                await self.call("POST", "/end_weight_update", {}, doing)
-            raise
-        ended = await self.call("POST", "/end_weight_update", {}, doing) if modern else {}
-        return {**(ended or {}), "bytes": total}
-
-    async def _begin(self, doing: str) -> bool:
-        try:
-            await self.call("POST", "/begin_weight_update", {}, doing)
-        except EngineRefusedError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        """Pause, flush, load, verify, continue; returns what the engine now holds."""
+        return await self.weights.update(update)
 
     async def join_group(self, payload: Mapping[str, Any]) -> None:
         """Enter a weight-update process group."""
-        await self.call("POST", "/init_weights_update_group", payload, "joining a weight-update group")
+        await self.weights.join_group(payload)
 
     async def leave_group(self, name: str) -> None:
         """Leave it."""
-        payload = {"group_name": name}
-        await self.call("POST", "/destroy_weights_update_group", payload, "leaving a weight-update group")
+        await self.weights.leave_group(name)
 
     async def fingerprint(self) -> str:
         """Over the engine's live weights; empty from a server that cannot say."""
-        try:
-            answer = await self.call("GET", "/weights_fingerprint", None, "computing its fingerprint")
-        except EngineRefusedError as error:
-            if error.status == 404:
-                return ""
-            raise
-        return str(answer["fingerprint"])
+        return await self.weights.fingerprint()
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def info(self) -> dict[str, Any]:
         """/server_info."""
