@@ -7,6 +7,9 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+_KINDS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
 
 def registry_names(module: str, variable: str) -> list[str]:
@@ -98,3 +101,39 @@ def top_names(path: Path) -> frozenset[str]:
             # conditional definitions count, whichever branch is taken
             names |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
     return frozenset(names)
+
+
+def annotation_fits(kind: ast.expr, value: Any, named: tuple[str, ...] = ()) -> bool:
+    """Whether a recipe's value can stand where a type annotation does.
+
+    Args:
+        named: types whose values a recipe gives by name (enumerations).
+    """
+    if isinstance(kind, ast.Name):
+        if kind.id in named:
+            return isinstance(value, str)
+        # True is an int to Python, and an accident in a recipe
+        return isinstance(value, _KINDS.get(kind.id, ())) and (kind.id == "bool" or not isinstance(value, bool))
+    if isinstance(kind, ast.Constant):
+        return value is None and kind.value is None
+    if not isinstance(kind, ast.Subscript):
+        return False
+    outer = ast.unparse(kind.value)
+    inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+    if outer == "Literal":
+        return value in [ast.literal_eval(x) for x in inner]
+    if outer in ("Optional", "Union"):
+        return (value is None and outer == "Optional") or any(annotation_fits(x, value, named) for x in inner)
+    if outer.lower() == "list":
+        return isinstance(value, list) and all(annotation_fits(inner[0], x, named) for x in value)
+    return outer.lower() == "tuple" and isinstance(value, list)
+
+
+def annotation_said(kind: ast.expr) -> str:
+    """A type annotation as people read it."""
+    text = ast.unparse(kind)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    if text.startswith("Literal["):
+        return "one of " + text[len("Literal[") : -1]
+    return {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}.get(text, text)

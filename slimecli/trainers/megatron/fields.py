@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slimecli.errors import UsageError
+from slimecli.static import annotation_fits, annotation_said
 
 _SOURCES = {
     "transformer": (
@@ -23,7 +24,6 @@ _SOURCES = {
     "optimizer": (("optimizer/optimizer_config.py", ("OptimizerConfig",)),),
 }
 """part of Settings -> the dataclasses of megatron-core that its arguments go to"""
-_KINDS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 _NAMED = ("AttnBackend", "CudaGraphScope", "PipelineParallelLayerLayout")
 """enumerations of megatron-core; a recipe gives the name"""
 
@@ -56,43 +56,12 @@ def megatron_folder() -> Path:
 def type_problem(name: str, value: Any) -> str:
     """Why a value cannot be that of a field; empty if it can, or if no such field is known."""
     kinds = [fields[name] for fields in known_fields().values() if name in fields]
-    if not kinds or any(_fits(kind, value) for kind in kinds):
+    if not kinds or any(annotation_fits(kind, value, _NAMED) for kind in kinds):
         return ""
     if all(_is_object(kind) for kind in kinds):
         return f"[megatron] {name} takes a Python object, which no recipe can give"
-    return f"[megatron] {name} = {value!r}: it takes {_said(kinds[0])}"
-
-
-def _fits(kind: ast.expr, value: Any) -> bool:
-    if isinstance(kind, ast.Name):
-        if kind.id in _NAMED:
-            return isinstance(value, str)
-        # True is an int to Python, and an accident in a recipe
-        return isinstance(value, _KINDS.get(kind.id, ())) and (kind.id == "bool" or not isinstance(value, bool))
-    if isinstance(kind, ast.Constant):
-        return value is None and kind.value is None
-    if not isinstance(kind, ast.Subscript):
-        return False
-    outer = ast.unparse(kind.value)
-    inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-    if outer == "Literal":
-        return value in [ast.literal_eval(x) for x in inner]
-    if outer in ("Optional", "Union"):
-        return (value is None and outer == "Optional") or any(_fits(x, value) for x in inner)
-    if outer.lower() == "list":
-        return isinstance(value, list) and all(_fits(inner[0], x) for x in value)
-    return outer.lower() == "tuple" and isinstance(value, list)
+    return f"[megatron] {name} = {value!r}: it takes {annotation_said(kinds[0])}"
 
 
 def _is_object(kind: ast.expr) -> bool:
     return any(word in ast.unparse(kind) for word in ("Callable", "dtype", "ContextManager", "RecipeConfig"))
-
-
-def _said(kind: ast.expr) -> str:
-    """A type as people read it."""
-    text = ast.unparse(kind)
-    while text.startswith("Optional["):
-        text = text[len("Optional[") : -1]
-    if text.startswith("Literal["):
-        return "one of " + text[len("Literal[") : -1]
-    return {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}.get(text, text)
