@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from slimecli.recipe import Recipe
-from slimecli.recipe_algo import AlgoSection, CorrectionSection
+from slimecli.recipe_algo import AlgoSection, CorrectionSection, DistillSection
 from slimecli.rundir import RunDir
 
 GROUP_RELATIVE = ("grpo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
@@ -31,8 +32,6 @@ def check_algorithm(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         )
     if 0 < algo.dual_clip <= 1:
         yield f"`algo.dual_clip` = {algo.dual_clip:g} would cut the loss of on-policy answers; set it above 1, or to 0"
-    if algo.name == "ppo" and recipe.trainer.backend != "fsdp":
-        yield f"`algo.name` = 'ppo' needs a critic; `trainer.backend` = {recipe.trainer.backend!r} has none, use fsdp"
     if recipe.steps and algo.name == "ppo" and algo.critic_warmup >= recipe.steps:
         yield f"`algo.critic_warmup` = {algo.critic_warmup} leaves none of the {recipe.steps} `steps` to the policy"
     yield from _check_kl(algo)
@@ -85,6 +84,31 @@ def _check_correction(algo: AlgoSection) -> Iterator[str]:
             yield f"`algo.correction.{idle[0]}` has no effect with `algo.correction.{prefix}level` = 'none'"
 
 
+def check_distillation(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Values of [distill] that contradict each other, or that nobody reads."""
+    section, default = recipe.distill, DistillSection()
+    if not section.is_on:
+        for field in ("coef", "only"):
+            if getattr(section, field) != getattr(default, field):
+                yield f"`distill.{field}` has no effect without a teacher; set `distill.teacher` or `distill.url`"
+        return
+    if section.teacher and section.url:
+        yield "`distill.teacher` and `distill.url` name two teachers; leave one of them empty"
+    if section.teacher and not (Path(section.teacher).expanduser() / "config.json").is_file():
+        yield f"`distill.teacher` = {section.teacher!r} is no model folder (it has no config.json)"
+    if section.url and not section.url.startswith(("http://", "https://")):
+        yield f"`distill.url` = {section.url!r} is no address; use e.g. http://127.0.0.1:30000"
+    if section.url and recipe.rollout.temperature != 1:
+        yield (
+            f"`distill.url`: a server tells log-probs at temperature 1, and `rollout.temperature` = "
+            f"{recipe.rollout.temperature:g}; set that to 1, or use `distill.teacher`"
+        )
+    if section.coef == 0:
+        yield "`distill.coef` = 0 asks a teacher and does not listen; set it above 0, or leave the teacher out"
+    if recipe.algo.name == "sft":
+        yield "[distill] judges sampled answers, and `algo.name` = 'sft' samples none"
+
+
 def algorithm_warnings(recipe: Recipe) -> list[str]:
     """Numbers that are allowed, and seldom meant."""
     algo = recipe.algo
@@ -102,4 +126,8 @@ def algorithm_warnings(recipe: Recipe) -> list[str]:
         found.append("cispo has no lower bound in its paper: algo.eps_clip = 1 or more; algo.eps_clip_high e.g. 4")
     if recipe.rollout.custom_generate and algo.uses_engine_log_probs:
         found.append("rollout.custom_generate must return rollout_log_probs: algo.correction and the like need them")
+    if recipe.distill.only and recipe.rollout.dynamic_filter == "zero-variance":
+        found.append(
+            "rollout.dynamic_filter drops answers for their rewards, and distill.only does not look at rewards"
+        )
     return found

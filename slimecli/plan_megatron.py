@@ -12,7 +12,14 @@ from slimecli.plan_numbers import ADAM_BYTES, LIBRARIES, MASTER_BYTES, RUNTIME_B
 from slimecli.recipe import Recipe
 from slimecli.trainers.megatron.arguments import DEFAULTS, Settings, settings_of
 from slimecli.trainers.megatron.layout import Layout
-from slimecli.trainers.megatron.shares import padded_vocab, stage_layers, stage_parameters, token_width
+from slimecli.trainers.megatron.shares import (
+    Parameters,
+    critic_parameters,
+    padded_vocab,
+    stage_layers,
+    stage_parameters,
+    token_width,
+)
 
 LOGITS_COPIES = 4
 """float32 arrays of [rows, vocabulary share] alive at once in the backward pass of log-probs"""
@@ -82,19 +89,21 @@ def _stage_rows(
     share = stage_parameters(spec, layout, stage)
     count, compute = share.dense + share.expert, _compute_bytes(settings)
     gradient = MASTER_BYTES if settings.ddp["grad_reduce_in_fp32"] else compute
-    state = ADAM_BYTES + (MASTER_BYTES if compute < MASTER_BYTES else 0)
-    replicas = layout.dp * layout.cp
-    expert_replicas = max(layout.world // (layout.pp * layout.ep * layout.etp), 1)
-    if not settings.ddp["use_distributed_optimizer"]:
-        replicas = expert_replicas = 1
-    optimizer = math.ceil(state * (share.dense / replicas + share.expert / expert_replicas))
-    divided = f", divided over {replicas} data-parallel processes" if replicas > 1 else ""
     experts = f", of which experts {share.expert / 1e6:,.2f} M" if share.expert else ""
     dtype = "float32" if compute == MASTER_BYTES else "bfloat16"
+    optimizer, how = _optimizer_bytes(settings, share)
     rows = [
         ("weights", count * compute, f"{count / 1e6:,.2f} M parameters{experts} in {dtype}"),
         ("gradients", count * gradient, f"{gradient} bytes per parameter, added up"),
-        ("optimizer", optimizer, f"Adam's two float32 moments{' and float32 weights' * (state > 8)}{divided}"),
+    ]
+    if recipe.algo.name == "ppo":
+        critic = critic_parameters(spec, layout, stage)
+        count = critic.dense + critic.expert
+        said = f"weights and gradients of {count / 1e6:,.2f} M parameters; its optimizer is counted below"
+        rows.append(("critic", count * (compute + gradient), said))
+        optimizer, how = optimizer + _optimizer_bytes(settings, critic)[0], f"{how}, of policy and critic"
+    rows += [
+        ("optimizer", optimizer, how),
         ("activations, estimated", *_activations(recipe, spec, settings, stage, on_gpu)),
     ]
     if stage == layout.pp - 1:
@@ -109,6 +118,19 @@ def _stage_rows(
             )
         )
     return rows
+
+
+def _optimizer_bytes(settings: Settings, share: Parameters) -> tuple[int, str]:
+    """(size on one process, of what)."""
+    layout = settings.layout
+    state = ADAM_BYTES + (MASTER_BYTES if _compute_bytes(settings) < MASTER_BYTES else 0)
+    replicas = layout.dp * layout.cp
+    expert_replicas = max(layout.world // (layout.pp * layout.ep * layout.etp), 1)
+    if not settings.ddp["use_distributed_optimizer"]:
+        replicas = expert_replicas = 1
+    divided = f", divided over {replicas} data-parallel processes" if replicas > 1 else ""
+    size = math.ceil(state * (share.dense / replicas + share.expert / expert_replicas))
+    return size, f"Adam's two float32 moments{' and float32 weights' * (state > ADAM_BYTES)}{divided}"
 
 
 def _activations(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int, on_gpu: bool) -> tuple[int, str]:

@@ -102,7 +102,6 @@ def test_a_good_recipe_has_no_problem(rows):
         (megatron(recompute_granularity="ful"), "it takes one of 'full', 'selective'"),
         (megatron(recompute_granularity="full"), "needs recompute_method ('uniform' or 'block')"),
         (megatron(overlap_param_gather=True), "needs overlap_grad_reduce = true"),
-        (megatron() | {"algo": {"name": "ppo"}}, "the Megatron trainer has no critic"),
         (megatron(hidden_dropout=0.1), "slime sets 0.0, since log-probs of the engine and the trainer must agree"),
         (megatron(optimizer_cpu_offload=True), "needs a GPU"),
         (megatron(spec="nowhere_at_all:f"), "there is no module nowhere_at_all"),

@@ -36,7 +36,6 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.gae_lambda=0.9",), "`algo.gae_lambda` has no effect with grpo, which has no critic"),
         (("algo.critic_lr=1e-5", "algo.name=rloo"), "`algo.critic_lr` has no effect with rloo"),
         (("algo.name=ppo", "algo.critic_warmup=100"), "leaves none of the 100 `steps`"),
-        (("algo.name=ppo", "trainer.backend=megatron"), "'ppo' needs a critic"),
         (("algo.name=sft", "algo.old_log_probs=engine"), "no effect with sft"),
         (("algo.old_log_probs=engine", "algo.correction.level=token"), "which is 1 everywhere"),
         (("algo.old_log_probs=engine", "algo.correction.veto=0.1"), "which is 1 everywhere"),

@@ -7,12 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from slimecli.algos.returns import clipped_value_loss
 from slimecli.batch import TrainBatch
-from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 from slimecli.trainers import _optimizer, _parallel
-from slimecli.trainers._loss import Tally
+from slimecli.trainers._loss import Tally, weighted_value_loss
 from slimecli.trainers._model import hidden_states, load_model
 from slimecli.trainers._packing import Packing
 
@@ -51,15 +49,8 @@ class Critic:
             values: [T] with gradient, 0 where not trained.
             counts: False for a micro-batch that only keeps collectives in step.
         """
-        if batch.values is None or batch.returns is None:
-            raise SlimeError("the batch has no values or no returns", "set them before Trainer.step")
-        old, returns, mask, weight = (
-            x.to(values.device) for x in (batch.values, batch.returns, batch.loss_mask, batch.loss_weight)
-        )
-        loss, clipped = clipped_value_loss(values, old, returns, self._clip)
-        (loss * weight * float(counts)).sum().backward()  # type: ignore[no-untyped-call]
-        metrics = {"value_loss": loss.detach(), "value_clip_fraction": clipped}
-        tally.add({name: (x * mask).sum() * float(counts) for name, x in metrics.items()}, {})
+        loss = weighted_value_loss(values, batch, self._clip, tally, counts=counts)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def check(self, step: int) -> Tensor:
         """[] gradient norm over all ranks; raises if it is no number."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slimecli.algos import Algorithm, LossInputs
+from slimecli.algos.returns import clipped_value_loss
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
 from slimecli.recipe_algo import AlgoSection
@@ -58,6 +59,25 @@ def weighted_loss(
     masked = {name: (value * inputs.loss_mask).sum() * float(counts) for name, value in metrics.items()}
     tally.add({"loss": loss.detach(), **masked}, largest)
     return loss
+
+
+def weighted_value_loss(values: Tensor, batch: TrainBatch, clip: float, tally: Tally, *, counts: bool) -> Tensor:
+    """[] loss of a critic on a micro-batch, to be added to those of all others; `tally` takes its metrics.
+
+    Args:
+        values: [T] with gradient, 0 where not trained.
+        clip: recipe's algo.value_clip.
+        counts: False for a micro-batch that only keeps collectives in step.
+    """
+    if batch.values is None or batch.returns is None:
+        raise SlimeError("the batch has no values or no returns", "set them before Trainer.step")
+    old, returns, mask, weight = (
+        x.to(values.device) for x in (batch.values, batch.returns, batch.loss_mask, batch.loss_weight)
+    )
+    loss, clipped = clipped_value_loss(values, old, returns, clip)
+    metrics = {"value_loss": loss.detach(), "value_clip_fraction": clipped}
+    tally.add({name: (x * mask).sum() * float(counts) for name, x in metrics.items()}, {})
+    return (loss * weight * float(counts)).sum()
 
 
 def loss_inputs(batch: TrainBatch, log_probs: Tensor, entropy: Tensor) -> LossInputs:

@@ -2,6 +2,7 @@
 
     latest_checkpointed_iteration.txt, iter_NNNNNNN/   what Megatron-LM's --load takes
     hf/                                                config and tokenizer, so that `slime convert` needs nothing else
+    critic/                                            the same of a critic, without hf/
 
 There is no random state: what might be random in a step is seeded by (run seed, step).
 """
@@ -26,8 +27,12 @@ from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
 HF_FILES = "hf"
 
 
-def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: ModelSpec, model_dir: Path) -> None:
-    """Write everything that `load` needs into an existing folder. Collective."""
+def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: ModelSpec, model_dir: Path | None) -> None:
+    """Write everything that `load` needs into an existing folder. Collective.
+
+    Args:
+        model_dir: the HF folder whose config and tokenizer go with it; None: none do.
+    """
     from megatron.core import dist_checkpointing
 
     iteration = folder / f"iter_{step:07d}"
@@ -40,18 +45,23 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
         part.init_state_fn(part.optimizer, part.config)
     tree = _tree(chunks, optimizer, is_loading=False)
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and model_dir is not None:
         tree["carried"] = _carried(spec, model_dir)
     dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
     if dist.get_rank() == 0:
         files.write_text(folder / TRACKER, str(step))
-        (folder / HF_FILES).mkdir()
-        copy_companions(model_dir, folder / HF_FILES)
+        if model_dir is not None:
+            (folder / HF_FILES).mkdir()
+            copy_companions(model_dir, folder / HF_FILES)
     dist.barrier()
 
 
-def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
-    """Fill model and optimizer from a checkpoint of any layout; returns the optimizer steps made. Collective."""
+def load(folder: Path, chunks: list[Any], optimizer: Any, *, rests: int = 0) -> int:
+    """Fill model and optimizer from a checkpoint of any layout; returns the optimizer steps made. Collective.
+
+    Args:
+        rests: first steps in which this model did not learn.
+    """
     from megatron.core import dist_checkpointing
 
     iteration = find_iteration(folder)
@@ -68,7 +78,7 @@ def load(folder: Path, chunks: list[Any], optimizer: Any) -> int:
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(loaded[name], strict=True)
     step = int(loaded["iteration"])
-    optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], step))
+    optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], max(step - rests, 0)))
     return step
 
 

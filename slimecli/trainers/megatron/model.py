@@ -20,12 +20,18 @@ from slimecli.errors import UsageError
 from slimecli.model_specs import ModelSpec, RopeScaling
 from slimecli.trainers.megatron import optimizer, shares
 from slimecli.trainers.megatron.arguments import Settings
+from slimecli.trainers.megatron.critic import ValueHead
 
 
-def build_chunks(spec: ModelSpec, settings: Settings, device: torch.device) -> list[Any]:
+def build_chunks(
+    spec: ModelSpec, settings: Settings, device: torch.device, *, with_value_head: bool = False
+) -> list[Any]:
     """The model chunks of this rank (one, or several with interleaved pipelining), uninitialised.
 
     Process groups must have been made.
+
+    Args:
+        with_value_head: for a critic, which has one number per token in place of the output layer.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -40,7 +46,7 @@ def build_chunks(spec: ModelSpec, settings: Settings, device: torch.device) -> l
     for stage in range(count):
         if count > 1:
             parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
-        chunk = _chunk(spec, settings, config, stage if count > 1 else None).to(device)
+        chunk = _chunk(spec, settings, config, stage if count > 1 else None, with_value_head).to(device)
         _mark_split(chunk)
         _mark_experts(chunk, settings)
         for parameter in chunk.parameters():
@@ -197,7 +203,7 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None) -> Any:
+def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None, with_value_head: bool) -> Any:
     """One GPTModel."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -211,7 +217,7 @@ def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None) 
         max_sequence_length=spec.max_positions,
         pre_process=first,
         post_process=last,
-        share_embeddings_and_output_weights=spec.tied,
+        share_embeddings_and_output_weights=spec.tied and not with_value_head,
         position_embedding_type="rope",
         rotary_percent=spec.rotary,
         rotary_base=spec.rope_theta,
@@ -219,7 +225,9 @@ def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None) 
     )
     if spec.mla is None and spec.rope_scaling is not None:
         model.rotary_pos_emb.inv_freq = scaled_frequencies(model.rotary_pos_emb.inv_freq, spec.rope_scaling)
-    if last:
+    if last and with_value_head:
+        model.output_layer = ValueHead(config)
+    elif last:
         model.output_layer.forward = _hand_through
     return model
 

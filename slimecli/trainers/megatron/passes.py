@@ -20,8 +20,8 @@ from slimecli.trainers.megatron.log_probs import vocab_parallel_log_probs
 from slimecli.trainers.megatron.micro_batches import MicroBatch, local_length, make_micro_batch, to_batch
 from slimecli.trainers.megatron.replay import Routing
 
-Use = Callable[[MicroBatch, Tensor, Tensor, bool], Tensor]
-"""(micro-batch, [T] log-probs, [T] entropy, whether it counts) -> [] loss; called on the last pipeline stage"""
+Use = Callable[[MicroBatch, tuple[Tensor, ...], bool], Tensor]
+"""(micro-batch, outputs, whether it counts) -> [] loss; called on the last pipeline stage"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Item:
 
 
 class Passes:
-    """Runs batches through this rank's part of the model."""
+    """Runs batches through this rank's part of a model, whose outputs are ([T] log-probs, [T] entropy)."""
 
     def __init__(self, settings: Settings, budget: int, chunk: int, vocab: int, device: torch.device) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class Passes:
 
         Args:
             chunks: the model, wrapped; several with interleaved pipelining.
-            use: what is made of the log-probs.
+            use: what is made of the outputs.
         """
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -115,16 +115,14 @@ class Passes:
             self.routing.after(unwrap(model), micro_batch, item.places)
 
         def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            log_probs, entropy = self._log_probs(hidden, model, micro_batch, temperature)
-            value = use(micro_batch, log_probs, entropy, item.counts)
+            outputs = self._outputs(hidden, model, micro_batch, temperature)
+            value = use(micro_batch, outputs, item.counts)
             return value, torch.zeros((), dtype=torch.int, device=self._device), {}
 
         return output, loss
 
-    def _log_probs(
-        self, hidden: Tensor, model: Any, micro_batch: MicroBatch, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """[T] log-probs and [T] entropy from hidden states of the last stage, [1, L, H] (or this rank's part of L)."""
+    def _outputs(self, hidden: Tensor, model: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, ...]:
+        """Each [T], from hidden states of the last stage, [1, L, H] (or this rank's part of L)."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel.mappings import (
             copy_to_tensor_model_parallel_region,
@@ -149,8 +147,7 @@ class Passes:
             group=parallel_state.get_tensor_model_parallel_group(),
         )
         group = parallel_state.get_context_parallel_group()
-        log_probs, entropy = (to_batch(v, micro_batch, group) for v in values)
-        return log_probs, entropy
+        return tuple(to_batch(v, micro_batch, group) for v in values)
 
 
 def unwrap(model: Any) -> Any:

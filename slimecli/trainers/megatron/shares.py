@@ -57,6 +57,15 @@ def stage_parameters(spec: ModelSpec, layout: Layout, stage: int) -> Parameters:
     return total + Parameters(ends, 0)
 
 
+def critic_parameters(spec: ModelSpec, layout: Layout, stage: int) -> Parameters:
+    """The same of a critic, which has one number per token in place of the output layer, tied or not."""
+    alike = stage_parameters(spec, layout, stage)
+    if stage < layout.pp - 1:
+        return alike
+    rows = 0 if spec.tied and layout.pp == 1 else padded_vocab(spec, layout.tp) // layout.tp * spec.hidden
+    return alike + Parameters(spec.hidden - rows, 0)
+
+
 def _layer(spec: ModelSpec, layout: Layout, index: int) -> Parameters:
     tp, hidden = layout.tp, spec.hidden
     mixer = _attention(spec, tp) if _is_full(spec, index) else sum(counts.gated_delta(spec))  # those are not split

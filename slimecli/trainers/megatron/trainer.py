@@ -21,19 +21,24 @@ from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
 from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
-from slimecli.trainers import _optimizer, _parallel
-from slimecli.trainers._loss import Tally, weighted_loss
-from slimecli.trainers.megatron import checkpoint, runtime, weights
+from slimecli.trainers import _parallel
+from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
+from slimecli.trainers.megatron import runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
+from slimecli.trainers.megatron.critic import ValuePasses
 from slimecli.trainers.megatron.host_copy import HostCopy
 from slimecli.trainers.megatron.micro_batches import MicroBatch
 from slimecli.trainers.megatron.model import build_chunks
+from slimecli.trainers.megatron.network import Network
 from slimecli.trainers.megatron.passes import Passes, is_reporter
 from slimecli.trainers.megatron.quiet import silence
 from slimecli.trainers.megatron.replay import Routing
 from slimecli.types import StepStats
 from slimecli.weights.check import spec_of
 from slimecli.weights.hf import HfFolder
+
+CRITIC = "critic"
+"""folder of the critic's state in a checkpoint"""
 
 
 class MegatronTrainer:
@@ -53,60 +58,61 @@ class MegatronTrainer:
         self._publish_dtype: torch.dtype = getattr(torch, recipe.model.dtype)
         self._settings = settings_of(recipe, self._spec, on_gpu=torch.cuda.is_available())
         self._device, self._rank, self._world = runtime.start(self._settings, recipe.trainer.processes, recipe.seed)
-        self._bare = build_chunks(self._spec, self._settings, self._device)
-        weights.load_hf(self._bare, folder, self._spec)
+        bare = build_chunks(self._spec, self._settings, self._device)
+        weights.load_hf(bare, folder, self._spec)
         keeps_reference = recipe.algo.kl_coef > 0 and self._algorithm.needs_rollout
-        self._reference = HostCopy(self._bare) if keeps_reference else None
-        self._chunks = runtime.wrap(self._bare, self._settings)
-        self._optimizer = runtime.make_optimizer(self._chunks, self._settings)
-        self._passes = Passes(
-            self._settings,
-            recipe.trainer.max_tokens_per_micro_batch,
-            recipe.trainer.logits_chunk_tokens,
-            self._spec.vocab,
-            self._device,
-        )
+        self._reference = HostCopy(bare) if keeps_reference else None
+        has_critic = self._algorithm.returns is not None
+        rests = recipe.algo.critic_warmup * recipe.trainer.steps_per_rollout * has_critic
+        self._policy = Network(bare, self._settings, recipe.trainer, rests=rests)
+        self._passes = self._make_passes(Passes)
         moe, layout = self._spec.moe, self._settings.layout
         replays = moe is not None and self._settings.transformer.get("moe_enable_routing_replay")
-        self._routing = Routing(self._bare, moe.top_k, split=layout.sp) if moe and replays else None
+        self._routing = Routing(bare, moe.top_k, split=layout.sp) if moe and replays else None
         self._passes.routing = self._routing
+        self._critic = self._make_critic(folder) if has_critic else None
+        self._values = self._make_passes(ValuePasses)
         self._steps_done = 0
-        self._gathered = True
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
-        """[T] float32 log-probability of each trained target; 0 where the loss mask is 0. On the CPU, on every rank."""
-        self._gather()
+        """[T] float32 log-probability of each trained target, or the critic's value before it; 0 where the loss mask
+        is 0. On the CPU, on every rank."""
         if model == "critic":
-            raise SlimeError("the megatron trainer has no critic", "set trainer.backend to fsdp, or another algo.name")
+            if self._critic is None:
+                raise SlimeError(f"this trainer holds no critic: {self._algo.name} needs none", "set algo.name to ppo")
+            return self._outputs(self._critic, self._values, batch)
         if model == "reference":
             if self._reference is None:
                 raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
-            with self._reference.swapped_in(self._bare):
-                return self._log_probs(batch)
+            self._policy.gather()
+            with self._reference.swapped_in(self._policy.bare):
+                return self._outputs(self._policy, self._passes, batch)
         if self._routing is None:
-            return self._log_probs(batch)
+            return self._outputs(self._policy, self._passes, batch)
         self._routing.start_recording(batch, self._device)
-        log_probs = self._log_probs(batch)
+        log_probs = self._outputs(self._policy, self._passes, batch)
         self._routing.finish_recording(batch)
         return log_probs
 
-    def _log_probs(self, batch: TrainBatch) -> Tensor:
+    def _outputs(self, network: Network, passes: Passes, batch: TrainBatch) -> Tensor:
+        """[T] first output of a model, on every rank."""
         found: list[Tensor] = []
 
-        def use(micro_batch: MicroBatch, log_probs: Tensor, entropy: Tensor, counts: bool) -> Tensor:
+        def use(micro_batch: MicroBatch, outputs: tuple[Tensor, ...], counts: bool) -> Tensor:
             if counts:
-                found.append(log_probs)
-            return log_probs.sum()
+                found.append(outputs[0])
+            return outputs[0].sum()
 
-        with runtime.evaluating(self._chunks):
-            shares = self._passes.run(self._chunks, batch, self._temperature(batch), use, forward_only=True)
+        network.gather()
+        with runtime.evaluating(network.chunks):
+            shares = passes.run(network.chunks, batch, self._temperature(batch), use, forward_only=True)
         result = torch.zeros(batch.num_tokens, device=self._device)
         if is_reporter():
-            for places, log_probs in zip(shares, found, strict=True):
-                result[places.to(self._device)] = log_probs
+            for places, values in zip(shares, found, strict=True):
+                result[places.to(self._device)] = values
         _parallel.add_up(result, self._world)
         return result.cpu()
 
@@ -119,50 +125,45 @@ class MegatronTrainer:
         if self._reference is not None and batch.ref_log_probs is None:
             raise SlimeError("the batch has no ref_log_probs", 'set them by Trainer.log_probs(batch, "reference")')
         tally = Tally()
-
-        def use(micro_batch: MicroBatch, log_probs: Tensor, entropy: Tensor, counts: bool) -> Tensor:
-            return weighted_loss(
-                self._algorithm, self._algo, micro_batch.batch, log_probs, entropy, tally, counts=counts
-            )
-
-        runtime.zero_gradients(self._chunks, self._optimizer)
-        replayed = self._routing.start_replay(batch) if self._routing else 0.0
-        self._passes.run(self._chunks, batch, self._temperature(batch), use, forward_only=False)
-        if self._routing:
-            self._routing.finish_replay()
-        runtime.check_gradients(self._chunks, number)
-        lr = _optimizer.lr_at(number, self._total_steps, self._section)
-        runtime.schedule(self._optimizer, lr, self._section.weight_decay)
-        done, norm, _ = self._optimizer.step()
-        if not done:
-            raise SlimeError(f"optimizer step {number}: Megatron's optimizer refused it", "see the log above")
-        self._steps_done, self._gathered = number, False
+        replayed = self._learn(batch, tally)
+        if self._critic is not None:
+            self._learn_values(self._critic, batch, tally)
+            self._critic.check(number)
+        self._policy.check(number)
+        norm, lr = self._policy.update(number, self._total_steps)
+        extra = {"routing_replayed": replayed} if self._routing else {}
+        if self._critic is not None:
+            extra["critic_grad_norm"], _ = self._critic.update(number, self._total_steps)
+        self._steps_done = number
         sums, largest = _over_all_ranks(tally)
         loss = sums.pop("loss")
-        means = {k: v / trained for k, v in sums.items()} | largest
+        means = {k: v / trained for k, v in sums.items()} | largest | extra
         budget = self._section.max_tokens_per_micro_batch
-        if self._routing:
-            means["routing_replayed"] = replayed
         means["oversized_samples"] = float((batch.lengths > budget * self._settings.layout.cp).sum())
         weighted = int((batch.loss_weight != 0).sum())
-        return StepStats(loss=loss, grad_norm=float(norm), lr=lr, tokens=weighted, metrics=means)
+        return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate."""
-        self._gather()
+        self._policy.gather()
         folder = HfFolder(self._model_dir)
-        yield from weights.hf_tensors(self._bare, self._spec, self._publish_dtype, folder)
+        yield from weights.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
         for name, tensor in weights.carried(folder, self._spec):
             yield name, tensor.to(self._publish_dtype)
 
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
-        self._gather()
-        checkpoint.save(folder, self._bare, self._optimizer, self._steps_done, self._spec, self._model_dir)
+        self._policy.save(folder, self._steps_done, self._spec, self._model_dir)
+        if self._critic is not None:
+            if self._rank == 0:
+                (folder / CRITIC).mkdir()
+            self._critic.save(folder / CRITIC, self._steps_done, self._spec, None)
 
     def load(self, folder: Path) -> None:
         """Inverse of save, at any layout."""
-        self._steps_done = checkpoint.load(folder, self._bare, self._optimizer)
+        self._steps_done = self._policy.load(folder)
+        if self._critic is not None:
+            self._critic.load(folder / CRITIC)
 
     def close(self) -> None:
         """Let go of all weights. Idempotent."""
@@ -173,11 +174,41 @@ class MegatronTrainer:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _gather(self) -> None:
-        """Have this rank's whole weights here, which overlap-param-gather puts off until the next training step."""
-        if not self._gathered and self._settings.ddp.get("overlap_param_gather"):
-            runtime.gather_parameters(self._chunks)
-        self._gathered = True
+    def _make_passes(self, kind: type[Passes]) -> Passes:
+        budget, chunk = self._section.max_tokens_per_micro_batch, self._section.logits_chunk_tokens
+        return kind(self._settings, budget, chunk, self._spec.vocab, self._device)
+
+    def _make_critic(self, folder: HfFolder) -> Network:
+        """The policy's first weights without its output layer, and a learning rate of its own."""
+        bare = build_chunks(self._spec, self._settings, self._device, with_value_head=True)
+        weights.load_hf(bare, folder, self._spec)
+        section = self._section.model_copy(update={"lr": self._algo.critic_lr or self._section.lr})
+        return Network(bare, self._settings, section)
+
+    def _learn(self, batch: TrainBatch, tally: Tally) -> float:
+        """The policy's gradients; returns whether routing was replayed (1.0) or not."""
+
+        def use(micro_batch: MicroBatch, outputs: tuple[Tensor, ...], counts: bool) -> Tensor:
+            log_probs, entropy = outputs
+            return weighted_loss(
+                self._algorithm, self._algo, micro_batch.batch, log_probs, entropy, tally, counts=counts
+            )
+
+        self._policy.zero()
+        replayed = self._routing.start_replay(batch) if self._routing else 0.0
+        self._passes.run(self._policy.chunks, batch, self._temperature(batch), use, forward_only=False)
+        if self._routing:
+            self._routing.finish_replay()
+        return replayed
+
+    def _learn_values(self, critic: Network, batch: TrainBatch, tally: Tally) -> None:
+        """The critic's gradients."""
+
+        def use(micro_batch: MicroBatch, outputs: tuple[Tensor, ...], counts: bool) -> Tensor:
+            return weighted_value_loss(outputs[0], micro_batch.batch, self._algo.value_clip, tally, counts=counts)
+
+        critic.zero()
+        self._values.run(critic.chunks, batch, self._temperature(batch), use, forward_only=False)
 
     def _temperature(self, batch: TrainBatch) -> float:
         return batch.temperature if self._algorithm.needs_rollout else 1.0

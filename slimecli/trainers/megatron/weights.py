@@ -19,6 +19,7 @@ from torch import Tensor
 
 from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec
+from slimecli.trainers.megatron.critic import HEAD
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import rules_of
 from slimecli.weights.maps.layouts import LAYOUTS
@@ -37,6 +38,8 @@ def load_hf(chunks: list[Any], folder: HfFolder, spec: ModelSpec) -> None:
     rules = _by_key(rules_of(_without_prediction(spec), _embedding_rows(shards), stored))
     with torch.no_grad():
         for shard in shards:
+            if shard.key == HEAD:  # a critic's, which no folder has: it stays as it was made
+                continue
             covered = 0
             for rule in rules.get(shard.key, []):
                 covered += _copy_overlap(shard, rule, folder)

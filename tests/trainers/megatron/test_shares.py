@@ -11,7 +11,7 @@ from slimecli.recipe import load_recipe
 from slimecli.trainers import open_trainer
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.layout import Layout
-from slimecli.trainers.megatron.shares import stage_layers, stage_parameters, token_width
+from slimecli.trainers.megatron.shares import critic_parameters, stage_layers, stage_parameters, token_width
 from tests.trainers import made
 from tests.trainers.megatron.ranks import megatron, world_of
 from tests.trainers.processes import run_ranks
@@ -46,11 +46,11 @@ def held(folder, overrides):
     trainer = open_trainer(recipe, folder, total_steps=5)
     batch = made.batch(recipe)
     trainer.step(batch)
-    named = [(n, p.numel()) for chunk in trainer._bare for n, p in chunk.named_parameters()]
-    optimizers = getattr(trainer._optimizer, "chained_optimizers", [trainer._optimizer])
+    named = [(n, p.numel()) for chunk in trainer._policy.bare for n, p in chunk.named_parameters()]
+    optimizers = trainer._policy._optimizer.chained_optimizers
     states = [v for o in optimizers for s in o.optimizer.state.values() for v in s.values()]
-    buffers = [b for c in trainer._chunks for b in c.buffers + c.expert_parallel_buffers]
-    weights = {p.untyped_storage().data_ptr() for c in trainer._bare for p in c.parameters()}
+    buffers = [b for c in trainer._policy.chunks for b in c.buffers + c.expert_parallel_buffers]
+    weights = {p.untyped_storage().data_ptr() for c in trainer._policy.bare for p in c.parameters()}
     kept, alive = {}, []
 
     def keep(tensor):
@@ -93,6 +93,23 @@ def test_parameters_are_counted_exactly_and_activations_within_a_quarter(model_o
             assert rank["state"] == pytest.approx(2 * count / dp, abs=2 * padding)
         if rank["micro_batches"] == 1:  # with interleaving a second batch is in flight
             assert rank["kept"] == pytest.approx(rank["estimated"], rel=0.25)
+
+
+def critic_held(folder, overrides):
+    """On one rank: the critic's parameters, counted and planned."""
+    from megatron.core import parallel_state
+
+    trainer = open_trainer(made.recipe("algo.name=ppo", *overrides), folder, total_steps=5)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    expected = critic_parameters(trainer._spec, trainer._settings.layout, stage)
+    return sum(p.numel() for c in trainer._critic.bare for p in c.parameters()), expected.dense + expected.expert
+
+
+@pytest.mark.parametrize(("family", "layout"), [("qwen3", ()), ("qwen3", PP2), ("llama", TP2), ("qwen3_moe", PP2)])
+def test_a_critics_parameters_are_counted_exactly(model_of, family, layout):
+    overrides = megatron(layout, processes=2) if layout else megatron()
+    for found, planned in run_ranks(world_of(overrides), critic_held, model_of(family, 4), overrides, join=False):
+        assert found == planned
 
 
 def weights_and_optimizer(spec, tp, pp, dp):
@@ -157,6 +174,10 @@ def test_memory_follows_the_layout():
     name = ("memory", "activations, estimated")
     full = values("trainer.activation_checkpointing=true")
     assert full[name] < one[name] / 5
+    ppo = values("algo.name=ppo")
+    both = one["memory", "weights"] + one["memory", "gradients"]
+    assert ppo["memory", "critic"] == pytest.approx(both, rel=1e-4), "tied: neither has an output layer"
+    assert ppo["memory", "optimizer"] == pytest.approx(2 * one["memory", "optimizer"], rel=1e-4)
     modules = ("megatron.recompute_granularity=selective", "megatron.recompute_modules=['mlp']")
     assert full[name] < values(*modules)[name] < one[name]
     away = values("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
