@@ -48,6 +48,8 @@ class TrainBatch:
     """[T] float32, of the policy that the ratio refers to; None: the current one (exactly on-policy)"""
     ref_log_probs: Tensor | None = None
     """[T] float32, of the reference model"""
+    teacher_log_probs: Tensor | None = None
+    """[T] float32, of the teacher that is distilled from"""
     advantages: Tensor | None = None
     """[T] float32"""
     values: Tensor | None = None
@@ -127,6 +129,7 @@ _PER_TOKEN = (
     "rollout_log_probs",
     "old_log_probs",
     "ref_log_probs",
+    "teacher_log_probs",
     "advantages",
     "values",
     "returns",
@@ -152,13 +155,6 @@ def from_groups(groups: list[Group], *, temperature: float, reward_key: str = ""
     if not kept:
         raise DataError("there is no sample to train on", "see why every answer failed in the rollout's samples")
     samples = [_checked(s) for _, s in kept]
-    with_log_probs = [s.rollout_log_probs is not None for s in samples]
-    if any(with_log_probs) and not all(with_log_probs):
-        lacking = samples[with_log_probs.index(False)].index
-        raise DataError(
-            f"sample {lacking} has no rollout_log_probs, others of the step have",
-            "let the generate function return log-probs for every sample, or for none",
-        )
     cu_seqlens = _cumulative(torch.tensor([len(s.tokens) for s in samples]))
     return TrainBatch(
         tokens=_packed([s.tokens for s in samples], torch.int64),
@@ -166,9 +162,8 @@ def from_groups(groups: list[Group], *, temperature: float, reward_key: str = ""
         targets=_packed([[*s.tokens[1:], 0] for s in samples], torch.int64),
         loss_mask=_packed([_shifted(s, s.mask) for s in samples], torch.float32),
         loss_weight=torch.zeros(int(cu_seqlens[-1])),
-        rollout_log_probs=_packed([_shifted(s, _masked_log_probs(s)) for s in samples], torch.float32)
-        if all(with_log_probs)
-        else None,
+        rollout_log_probs=_log_probs(samples, "rollout_log_probs"),
+        teacher_log_probs=_log_probs(samples, "teacher_log_probs"),
         rewards=torch.tensor([0.0 if s.reward is None else s.get_reward_value(reward_key or None) for s in samples]),
         group_ids=torch.tensor([-1 - g if s.group_index is None else s.group_index for g, s in kept]),
         rollout_ids=torch.tensor([-1 - i if s.rollout_id is None else s.rollout_id for i, s in enumerate(samples)]),
@@ -282,9 +277,22 @@ def _checked(sample: Sample) -> Sample:
     return sample
 
 
-def _masked_log_probs(sample: Sample) -> list[float]:
-    """[response_length] engine log-probs, 0 where not trained."""
-    return [x if m else 0.0 for x, m in zip(sample.rollout_log_probs or [], sample.mask, strict=True)]
+def _log_probs(samples: list[Sample], name: Literal["rollout_log_probs", "teacher_log_probs"]) -> Tensor | None:
+    """[T] what samples carry of each trained token, 0 elsewhere; None where none of them carries any."""
+    stated = [getattr(s, name) for s in samples]
+    if all(values is None for values in stated):
+        return None
+    for sample, values in zip(samples, stated, strict=True):
+        if values is None:
+            raise DataError(
+                f"sample {sample.index} has no {name}, others of the step have",
+                "let the generate function return log-probs for every sample, or for none",
+            )
+    rows = [
+        _shifted(s, [x if m else 0.0 for x, m in zip(values, s.mask, strict=True)])
+        for s, values in zip(samples, stated, strict=True)
+    ]
+    return _packed(rows, torch.float32)
 
 
 def _shifted(sample: Sample, values: Sequence[float]) -> list[float]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slimecli.algos import Algorithm
 from slimecli.algos.correction import normalised
+from slimecli.algos.distillation import distilled, teacher_gap
 from slimecli.batch import TrainBatch, from_groups, split_steps, weigh
 from slimecli.clock import Clock
 from slimecli.errors import DataError, GateError, InterruptedRunError
@@ -89,7 +90,8 @@ def learn(parts: Parts, step: int, collection: Collection) -> dict[str, Any]:
             parts.record(step, collection)
         stats = [parts.trainer.step(mini) for mini in minis]
         parts.clock.tokens(sum(mini.num_tokens for mini in minis))
-    return train_metrics(stats) | (first_step_check(stats[0], parts.recipe.algo) if step == 1 else {})
+    metrics = train_metrics(stats) | (first_step_check(stats[0], parts.recipe.algo) if step == 1 else {})
+    return metrics | (teacher_metrics(minis) if parts.recipe.distill.is_on else {})
 
 
 def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
@@ -98,14 +100,20 @@ def prepare(parts: Parts, groups: list[Group]) -> list[TrainBatch]:
     batch = from_groups(groups, temperature=recipe.rollout.temperature, reward_key=recipe.reward.key)
     if recipe.algo.old_log_probs == "engine" and parts.algorithm.needs_rollout:
         batch = batch.replace(old_log_probs=engine_log_probs(batch))
-    elif recipe.algo.recomputes(recipe.trainer.steps_per_rollout):
+    elif recipe.algo.old_log_probs == "published" and parts.algorithm.needs_rollout:
+        batch = batch.replace(old_log_probs=trainer.log_probs(batch, model="old_policy"))
+    elif recipe.distill.is_on or recipe.algo.recomputes(recipe.trainer.steps_per_rollout):
         batch = batch.replace(old_log_probs=trainer.log_probs(batch))
     if recipe.algo.kl_coef > 0 and parts.algorithm.needs_rollout:
         batch = batch.replace(ref_log_probs=trainer.log_probs(batch, model="reference"))
+    if recipe.distill.teacher:
+        batch = batch.replace(teacher_log_probs=trainer.log_probs(batch, model="teacher"))
     if parts.algorithm.returns is not None:
         batch = batch.replace(values=trainer.log_probs(batch, model="critic"))
         batch = batch.replace(returns=parts.algorithm.returns(batch, recipe.algo))
     batch = batch.replace(advantages=parts.algorithm.advantages(batch, recipe.algo))
+    if recipe.distill.is_on:
+        batch = distilled(batch, recipe.distill)
     length = recipe.algo.constant_length or recipe.rollout.max_response_tokens
     minis = split_steps(batch, recipe.trainer.steps_per_rollout)
     return [normalised(weigh(mini, recipe.algo.aggregation, length), recipe.algo) for mini in minis]
@@ -163,6 +171,12 @@ def train_metrics(stats: list[StepStats]) -> dict[str, Any]:
         "train/lr": last.lr,
         "train/tokens": sum(s.tokens for s in stats),
     }
+
+
+def teacher_metrics(minis: list[TrainBatch]) -> dict[str, float]:
+    """How far the policy that answered is from its teacher: mean over trained tokens of log policy - log teacher."""
+    gap = sum(float(teacher_gap(mini).sum()) for mini in minis)
+    return {"train/teacher_kl": gap / max(1.0, sum(float(mini.loss_mask.sum()) for mini in minis))}
 
 
 def first_step_check(first: StepStats, algo: AlgoSection) -> dict[str, float]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from slimecli.errors import UsageError
 from slimecli.recipe import Recipe
-from slimecli.recipe_algo import AlgoSection
+from slimecli.recipe_algo import AlgoSection, DistillSection
+from slimecli.recipe_sections import Section
 from slimecli.rundir import RunDir
 from slimecli.stage import Stage
 from slimecli.trainers.megatron.layout import SIZES, field_name, without_layout
@@ -32,8 +33,10 @@ def sft_recipe(recipe: Recipe) -> Recipe:
         "sft": {"steps": 0},
         "checkpoint": {"interval": max(recipe.checkpoint.interval, -(-sft.steps // 4)), "keep": 1},
     }
-    sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
-    sections["algo"] = AlgoSection(name="sft", aggregation="token")
+    sections: dict[str, Section] = {
+        name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()
+    }
+    sections |= {"algo": AlgoSection(name="sft", aggregation="token"), "distill": DistillSection()}
     return recipe.model_copy(update={**sections, "steps": sft.steps, "title": "SFT stage"})
 
 
@@ -83,7 +86,7 @@ def _sft_inputs(recipe: Recipe) -> dict[str, Any]:
 
 
 def _loop_inputs(recipe: Recipe) -> dict[str, Any]:
-    sections = ("rollout", "reward", "algo", "trainer", "eval")
+    sections = ("rollout", "reward", "algo", "distill", "trainer", "eval")
     return {**_dump(recipe, *sections), "steps": recipe.steps, "megatron": recipe.megatron, "sglang": recipe.sglang}
 
 

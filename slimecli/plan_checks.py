@@ -10,7 +10,7 @@ from pathlib import Path
 from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
-from slimecli.plan_algo import check_algorithm
+from slimecli.plan_algo import check_algorithm, check_distillation
 from slimecli.plan_layout import check_megatron
 from slimecli.plan_reward import check_reward
 from slimecli.plan_spec import model_spec
@@ -113,7 +113,7 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     if data.demonstration_args and not data.demonstrations:
         yield "`data.demonstration_args` is given without `data.demonstrations`"
     named = {"data.train": data.train, "sft.data": recipe.sft.data}
-    named |= {f"eval.sets.{name}": path for name, path in recipe.eval.sets.items()}
+    named |= {f"eval.sets.{name}": settings.path for name, settings in recipe.eval.sets.items()}
     bad = {field: problem for field, text in named.items() if text and (problem := file_problem(field, text))}
     yield from bad.values()
     if "data.train" not in bad and "sft.data" not in bad:
@@ -292,6 +292,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_reward,
     check_contradictions,
     check_algorithm,
+    check_distillation,
     check_backends,
     check_megatron,
 )

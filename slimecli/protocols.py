@@ -4,7 +4,7 @@ Ray proxies and test fakes satisfy these without a base class. Six methods at mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from slimecli.batch import TrainBatch
 
-ModelName = Literal["policy", "reference", "critic"]
-"""which of a trainer's models"""
-SyncKind = Literal["in_process", "shared_memory", "distributed", "disk"]
+ModelName = Literal["policy", "reference", "critic", "teacher", "old_policy"]
+"""which of a trainer's models; old_policy: the policy as it was last published"""
+SyncKind = Literal["in_process", "shared_memory", "tensor", "distributed", "disk", "disk_delta"]
+Running = Literal["finish", "abort", "continue"]
+"""what becomes of requests that run when new weights come"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +34,22 @@ class WeightUpdate:
     """in_process: HF name -> tensor, read during the call only"""
     manifest: Path | None = None
     """shared_memory: JSON file naming the /dev/shm buffer and, per tensor, name, dtype, shape and byte offset"""
+    buckets: Sequence[Mapping[str, Any]] | None = None
+    """tensor: flat buffers in shared or device memory and the tensors in each (sync.buckets); JSON-ready"""
     folder: Path | None = None
-    """disk: HF folder (safetensors)"""
+    """disk: HF folder (safetensors); disk_delta: folder of a chain of versions (sync.chain)"""
     group: Mapping[str, Any] | None = None
     """distributed: names, dtypes, shapes and group_name as SGLang's update_weights_from_distributed takes them"""
     in_flight: bool = False
     """True: requests that run go on with the new weights, and say which token is of which version; False: an answer is
     of one version"""
+    abort_running: bool = False
+    """not in_flight: requests that run are ended with what they have, instead of being waited for"""
+
+    @property
+    def running(self) -> Running:
+        """What becomes of requests that run."""
+        return "continue" if self.in_flight else "abort" if self.abort_running else "finish"
 
 
 @runtime_checkable
@@ -81,7 +92,10 @@ class Trainer(Protocol):
         """One optimizer step on a batch that carries everything the loss needs."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(HF name, full tensor in the publish dtype) in a fixed order; one tensor alive at a time."""
+        """(HF name, full tensor in the publish dtype) in a fixed order; one tensor alive at a time.
+
+        Iterated to the end, they count as published: with algo.old_log_probs = "published" they are `old_policy` now.
+        """
 
     def save(self, folder: Path) -> None:
         """Weights, optimizer and schedule position into an existing empty folder. The caller commits it."""

@@ -73,8 +73,9 @@ class AlgoSection(Section):
     """weight the KL of the loss by the policy ratio: value and gradient are then those of the KL (DeepSeek-V3.2)"""
     entropy_coef: float = Field(0.0, ge=0)
     """weight of the entropy bonus"""
-    old_log_probs: Literal["recompute", "engine"] = "recompute"
-    """what the ratio divides by: the trainer's own log-probs at the start of the step, or those the engine gave"""
+    old_log_probs: Literal["recompute", "engine", "published"] = "recompute"
+    """what the ratio divides by: the trainer's own log-probs at the start of the step, those the engine gave, or those
+    of the weights that were last published (which differ where not every step publishes)"""
     opsm_delta: float = Field(0.0, ge=0)
     """leave out answers of negative advantage whose mean log(engine / policy) exceeds this, e.g. 1e-4; 0: off (OPSM)"""
     correction: CorrectionSection = CorrectionSection()
@@ -114,3 +115,10 @@ class DistillSection(Section):
     """server that has the teacher (SGLang's /generate); empty: none"""
     coef: float = Field(1.0, ge=0)
     """weight of log(teacher / policy), added to the advantage of every token"""
+    only: bool = False
+    """learn from the teacher alone: rewards are measured, and not trained on"""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a teacher."""
+        return bool(self.teacher or self.url)

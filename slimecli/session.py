@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,12 +25,16 @@ from slimecli.loop import Collector, Parts
 from slimecli.pipeline import layout_change
 from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.recipe import Recipe
+from slimecli.recipe_rollout import EvalSetSection
+from slimecli.recipe_sections import DataSection
 from slimecli.recording import Recorder, StepListener
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.collect import Collection, DemonstrationCollector, RecordedCollector, RolloutCollector
-from slimecli.rollout.evaluate import EvalSet, evaluate
+from slimecli.rollout.eval_sets import EvalSet, load_sets
+from slimecli.rollout.evaluate import evaluate
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.source import PromptSource
+from slimecli.rollout.teacher import Teacher
 from slimecli.rundir import RunDir
 from slimecli.sync.push import push
 from slimecli.types import Sample
@@ -154,15 +159,21 @@ class Session:
             ids |= set(stated if isinstance(stated, list) else [stated])
         return sorted(ids)
 
-    def prompts(self, path: str, lines: Iterable[bytes] | None = None) -> list[Sample]:
-        """A prompt file, or JSON lines that `path` is only a name of, as pending samples."""
+    def prompts(
+        self, path: str, lines: Iterable[bytes] | None = None, section: DataSection | None = None
+    ) -> list[Sample]:
+        """A prompt file, or JSON lines that `path` is only a name of, as pending samples.
+
+        Args:
+            section: how rows are read; None: the recipe's.
+        """
         from slimecli.data_tools.formats import read_lines
         from slimecli.data_tools.prompts import load_prompts, render_rows
 
         if lines is None:
-            prompts = load_prompts(path, self.recipe.data, self.tokenizer)
+            prompts = load_prompts(path, section or self.recipe.data, self.tokenizer)
         else:
-            prompts = render_rows(read_lines(lines, path), self.recipe.data, self.tokenizer)
+            prompts = render_rows(read_lines(lines, path), section or self.recipe.data, self.tokenizer)
         return [
             Sample(prompt=p.text, tokens=list(p.token_ids), label=p.label, metadata=dict(p.metadata)) for p in prompts
         ]
@@ -199,18 +210,31 @@ class Session:
         from slimecli.data_tools.filters import load_filter
 
         name = self.recipe.rollout.dynamic_filter
+        generator = dataclasses.replace(generator, teacher=self._teacher())
         return RolloutCollector(
             self.recipe, source, generator, self.stop_token_ids, keep=load_filter(name) if name else None
         )
 
+    def _teacher(self) -> Teacher | None:
+        """Client of the server that judges answers; a teacher of the trainer's own needs none."""
+        from slimecli.engines.http import HttpEngine
+
+        section, timeout_s = self.recipe.distill, self.recipe.rollout.request_timeout_s
+        return Teacher(HttpEngine(section.url, timeout_s=timeout_s), timeout_s) if section.url else None
+
     def eval_sets(self) -> list[EvalSet]:
         """The holdout and the recipe's own sets."""
-        paths = dict(self.recipe.eval.sets)
+        sets = dict(self.recipe.eval.sets)
         if (self.run.data_dir / "holdout.jsonl").is_file():
-            paths["holdout"] = str(self.run.data_dir / "holdout.jsonl")
-        if not paths:
+            sets.setdefault("holdout", EvalSetSection(path=str(self.run.data_dir / "holdout.jsonl")))
+        if not sets:
             raise DataError("there is nothing to evaluate on", "set data.holdout or eval.sets in the recipe")
-        return [EvalSet(name=name, rows=self.prompts(path)) for name, path in sorted(paths.items())]
+        return self.load_eval_sets(sets)
+
+    def load_eval_sets(self, sets: Mapping[str, EvalSetSection]) -> list[EvalSet]:
+        """Read these sets."""
+        template = str(getattr(self.tokenizer, "chat_template", None) or "")
+        return load_sets(self.recipe, sets, lambda path, recipe: self.prompts(path, section=recipe.data), template)
 
     # -- what the loop calls -----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
+from slimecli.rollout.teacher import Teacher
 from slimecli.types import Group, Sample, SampleStatus
 
 _STATUS = {"stop": SampleStatus.COMPLETED, "length": SampleStatus.TRUNCATED, "abort": SampleStatus.ABORTED}
@@ -28,12 +29,19 @@ class Generator:
     group_reward: bool = False
     custom: Callable[..., Any] | None = None
     """async (args, sample, sampling_params) -> Sample or list of them"""
+    partial: bool = False
+    """an answer that is aborted under way is kept as it is, to be continued; otherwise it has failed"""
+    decode: Callable[[list[int]], str] | None = None
+    """text of response tokens, for answers that were said in several pieces"""
+    teacher: Teacher | None = None
+    """judges finished answers, token by token (on-policy distillation)"""
 
     async def group(self, group: Group, sampling: Sequence[Mapping[str, Any]]) -> Group:
-        """Generate and score one group. An answer that is aborted under way has failed.
+        """Generate and score one group. An answer that is aborted under way has failed, unless `partial`: then the group
+        comes back unscored, to be given here once more.
 
         Args:
-            group: pending samples of one prompt; samples already finished are left as they are.
+            group: samples of one prompt: pending ones are begun, aborted ones continued, finished ones left as they are.
             sampling: [len(group)] sampling parameters, seed included.
         """
         todo = [(s, p) for s, p in zip(group, sampling, strict=True) if s.status in _UNFINISHED]
@@ -46,13 +54,20 @@ class Generator:
             finished = await asyncio.gather(*(self._generate_custom(s) for s, _ in todo))
             done = [s for s in group if s.status not in _UNFINISHED and s not in [t for t, _ in todo]]
             done += [s for part in finished for s in part]
+        if self.partial and any(s.status in _UNFINISHED for s in done):
+            return done
         for sample in done:
             if sample.status is SampleStatus.ABORTED:
                 self._mark_failed(sample, "generation", SlimeError("the engine aborted the answer"))
         await self._score(done)
+        await self._ask_teacher(done)
         return done
 
     async def _generate_together(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            if sample.response_length:
+                self._continue(sample)
+        samples = [s for s in samples if s.status in _UNFINISHED]
         if not samples:
             return
         payload = {
@@ -67,7 +82,18 @@ class Generator:
                 self._mark_failed(sample, "generation", error)
             return
         for sample, reply in zip(samples, replies, strict=True):
+            is_continued = sample.response_length > 0
             append_reply(sample, reply)
+            if is_continued and self.decode is not None:  # a character may lie across the cut
+                sample.response = self.decode(sample.tokens[sample.prompt_length :])
+
+    @staticmethod
+    def _continue(sample: Sample) -> None:
+        """What is left of the token budget; without any the answer is over."""
+        left = sample.sampling["max_new_tokens"] - sample.response_length
+        sample.sampling["max_new_tokens"] = left
+        if left <= 0:
+            sample.status = SampleStatus.TRUNCATED
 
     async def _generate_custom(self, sample: Sample) -> list[Sample]:
         assert self.custom is not None
@@ -97,6 +123,15 @@ class Generator:
                 self._mark_failed(sample, "reward", score)
             else:
                 sample.reward = score
+
+    async def _ask_teacher(self, group: Group) -> None:
+        """Its log-probs of every answer that will be trained on."""
+        judged = [s for s in group if self.teacher is not None and s.status is not SampleStatus.FAILED]
+        if self.teacher is None or not judged:
+            return
+        for sample, error in zip(judged, await self.teacher.judge(judged), strict=True):
+            if error is not None:
+                self._mark_failed(sample, "teacher", error)
 
     async def _score_together(self, todo: list[Sample]) -> None:
         scores = await self._ask_one(todo)
@@ -142,13 +177,16 @@ def append_reply(sample: Sample, reply: Mapping[str, Any]) -> None:
         raise SlimeError("the engine's output_ids differ from its output_token_logprobs", "report the engine's version")
     sample.tokens = [*sample.tokens, *ids]
     sample.response += reply["text"]
+    begin = sample.response_length
     sample.response_length += len(ids)
     sample.rollout_log_probs = [*(sample.rollout_log_probs or []), *(min(t[0], 0.0) for t in triples)]
     if sample.loss_mask is not None:
         sample.loss_mask = [*sample.loss_mask, *([1] * len(ids))]
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
     for span in spans:
-        version = str(span["version"])
-        if version not in sample.weight_versions:
-            sample.weight_versions.append(version)
+        version, start, end = str(span["version"]), span.get("start", 0), span.get("end", len(ids))
+        if end > start:
+            sample.version_spans.append([version, begin + start, begin + end])
+            if version not in sample.weight_versions:
+                sample.weight_versions.append(version)
     sample.status = _STATUS[meta["finish_reason"]["type"]]
