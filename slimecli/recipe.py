@@ -36,6 +36,7 @@ from slimecli.recipe_sections import (
     SftSection,
     TrainerSection,
 )
+from slimecli.recipe_tools import ToolsSection
 
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
@@ -54,6 +55,7 @@ class Recipe(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     rollout: RolloutSection = RolloutSection()
+    tools: ToolsSection = ToolsSection()
     reward: RewardSection = RewardSection()
     algo: AlgoSection = AlgoSection()
     distill: DistillSection = DistillSection()
@@ -71,6 +73,8 @@ class Recipe(Section):
     """arguments passed to Megatron as they are, checked against the installed version"""
     sglang: dict[str, Any] = {}
     """arguments passed to SGLang servers as they are, checked against the installed version"""
+    router: dict[str, Any] = {}
+    """arguments passed to the router of engine.router as they are, checked against the installed version"""
 
     @property
     def max_context(self) -> int:

@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "recipe_reward",
         "recipe_rollout",
         "recipe_sections",
+        "recipe_tools",
         "rundir",
         "protocols",
         "console",
@@ -27,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "flags",
     ),
     ("algos", "batch"),
-    ("engines", "trainers", "sync", "cluster", "weights", "rollout", "observe", "clock"),
+    ("engines", "trainers", "sync", "cluster", "weights", "rollout", "tools", "observe", "clock"),
     (
         "loop",
         "stage",

@@ -1,0 +1,1 @@
+"""Tools that a model may call, how it calls them, and what runs them."""
