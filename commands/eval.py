@@ -1,7 +1,8 @@
-"""`slime eval`: held-out accuracy of a run's step, an HF folder or a server that already runs."""
+"""`slime eval`: held-out accuracy of a run's step, an HF folder or a running server; and two such scores compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,22 +17,26 @@ if TYPE_CHECKING:
 EXAMPLES = [
     "slime eval --run quickstart",
     "slime eval --model runs/quickstart/export --recipe quickstart --data runs/quickstart/data/holdout.jsonl",
+    "slime eval --model http://127.0.0.1:30000 --recipe mine.toml --data aime=aime.jsonl --data gsm8k=gsm8k.jsonl",
+    "slime eval --run quickstart --set eval.sets.aime='{path=\"aime.jsonl\", n_samples_per_prompt=8}' --json",
+    "slime eval --compare quickstart@0 quickstart",
 ]
 
 
 def evaluate_weights(run: RunDir, recipe: Recipe, weights: Path) -> dict[str, dict[str, Any]]:
     """Evaluate an HF folder on the run's sets; it is loaded once and not looked at again.
 
-    Returns: set name -> {"sampled", "greedy"} -> result of slimecli.rollout.evaluate.summarise.
+    Returns: set name -> {"sampled", "greedy"} -> result of slimecli.rollout.evaluate.evaluate.
     """
     from slimecli.rollout.evaluate import evaluate
     from slimecli.session import Session
 
+    modes = {"sampled": False} | ({"greedy": True} if recipe.eval.greedy else {})
     scores: dict[str, dict[str, Any]] = {}
     with Session(run, recipe) as session:
         sets = session.eval_sets()
         generator = session.generator(session.engine(weights))
-        for mode, greedy in (("sampled", False), ("greedy", True)):
+        for mode, greedy in modes.items():
             work = evaluate(recipe, generator, sets, session.stop_token_ids, greedy=greedy)
             for name, result in session.aio.run(work).items():
                 scores.setdefault(name, {})[mode] = result
@@ -71,7 +76,7 @@ def store_scores(run: RunDir, recipe: Recipe, record: dict[str, Any]) -> str:
     from slimecli.errors import SlimeError
 
     if recipe != run.recipe():
-        return "it was made with --set"
+        return "it was made with --set or --data"
     try:
         files.write_json(run.eval_path(record["step"]), record)
     except SlimeError as error:
@@ -79,50 +84,145 @@ def store_scores(run: RunDir, recipe: Recipe, record: dict[str, Any]) -> str:
     return ""
 
 
-def evaluate_model(model: str, recipe: Recipe, data: str) -> dict[str, Any]:
-    """Evaluate an HF folder on one file; nothing is stored."""
+def evaluate_model(model: str, recipe: Recipe) -> dict[str, Any]:
+    """Evaluate an HF folder, a registry model, or the server at a URL on eval.sets; nothing is stored.
+
+    Returns: {"model", "sets": see evaluate_weights}.
+    """
+    from slimecli.weights.source import resolve_model_dir
+
+    if model.startswith(("http://", "https://")):
+        served = recipe.engine.model_copy(update={"urls": [model]})
+        folder = served_folder(model, recipe)
+        recipe = recipe.model_copy(update={"engine": served})
+    else:
+        folder = resolve_model_dir(model)
+    return {"model": model, "sets": evaluate_folder(folder, recipe)}
+
+
+def evaluate_folder(weights: Path, recipe: Recipe, model_dir: Path | None = None) -> dict[str, dict[str, Any]]:
+    """`evaluate_weights` without a run of its own.
+
+    Args:
+        model_dir: where the tokenizer is; None: beside the weights.
+    """
     import tempfile
 
     from slimecli.rundir import RunDir
-    from slimecli.weights.source import resolve_model_dir
 
-    weights = resolve_model_dir(model)
-    narrowed = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {"data": data}})})
     with tempfile.TemporaryDirectory() as scratch:
         run = RunDir(Path(scratch))
         run.model_dir.parent.mkdir()
-        run.model_dir.symlink_to(weights.resolve())
-        modes = evaluate_weights(run, narrowed, weights)["data"]
-    return {"model": model, "sets": {data: modes}}
+        run.model_dir.symlink_to((model_dir or weights).resolve())
+        return evaluate_weights(run, recipe, weights)
+
+
+def served_folder(url: str, recipe: Recipe) -> Path:
+    """Folder with the tokenizer of what a server serves.
+
+    That is model.path where the recipe names one, else the folder that the server says it loaded, else the registry
+    model's.
+    """
+    import asyncio
+
+    from slimecli.engines.http import HttpEngine
+    from slimecli.errors import UsageError
+    from slimecli.model_specs import get_spec
+    from slimecli.weights.source import TOKENIZER_FILES, fetch_spec
+
+    if recipe.model.path:
+        return Path(recipe.model.path).expanduser()
+    info = asyncio.run(_ask(HttpEngine(url, timeout_s=recipe.rollout.request_timeout_s)))
+    folder = Path(str(info.get("tokenizer_path") or info.get("model_path") or ""))
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    if recipe.model.name and get_spec(recipe.model.name).repo:
+        wanted = (*TOKENIZER_FILES, "generation_config.json", "config.json")
+        return fetch_spec(get_spec(recipe.model.name), revision=recipe.model.revision, allow=wanted).folder
+    raise UsageError(
+        f"the server at {url} has its tokenizer in {folder}, which is not on this machine",
+        "name a folder with the tokenizer: --set model.path=DIR",
+    )
+
+
+async def _ask(engine: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = await engine.info()
+        return found
+    finally:
+        await engine.close()
+
+
+def named_sets(words: list[str]) -> tuple[str, ...]:
+    """`[NAME=]FILE` words as one override of eval.sets; a file without a name goes by its path."""
+    sets = {}
+    for word in words:
+        name, sep, path = word.partition("=")
+        sets[name if sep else word] = path if sep else word
+    listed = ", ".join(f"{json.dumps(name)} = {json.dumps(path)}" for name, path in sets.items())
+    return (f"eval.sets={{{listed}}}",) if sets else ()
 
 
 def cli(
     run: RunOpt = "",
     model: ModelOpt = "",
     step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="prompt file, for --model")] = "",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="[NAME=]FILE", help="score on this set instead of the recipe's; repeatable"),
+    ] = None,
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
+    compare: Annotated[
+        tuple[str, str],
+        typer.Option("--compare", metavar="A B", help="difference of two evaluations: files, runs or RUN@STEP"),
+    ] = ("", ""),
+    anyway: Annotated[bool, typer.Option("--anyway", help="compare what was measured differently, too")] = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Score held-out problems, sampled and greedy."""
-    from slimecli import console
-    from slimecli.commands._stages import run_and_recipe
-    from slimecli.errors import PartialError, UsageError
+    """Score held-out problems, sampled and greedy, or compare two such scores. --model may be a server's URL."""
+    from slimecli.errors import UsageError
     from slimecli.recipe import load_recipe
 
+    if any(compare):
+        if run or model or data:
+            raise UsageError("--compare reads evaluations that were made", "slime eval --compare A B, and nothing else")
+        _compare(*compare, anyway=anyway, as_json=json_)
+        return
     if bool(run) == bool(model):
-        raise UsageError("say --run NAME, or --model DIR --data FILE", "see `slime eval --help`")
-    if model and not data:
-        raise UsageError("which data?", "--data FILE, e.g. runs/NAME/data/holdout.jsonl")
-    overrides = tuple(set_ or ())
+        raise UsageError("say --run NAME, or --model DIR|URL --data FILE", "see `slime eval --help`")
+    overrides = (*(set_ or ()), *named_sets(data or []))
     if run:
-        target, resolved = run_and_recipe(run, overrides)
-        result = evaluate_step(target, resolved, step)
-        unstored = store_scores(target, resolved, result)
+        _score_run(run, overrides, step, bool(data), json_)
+        return
+    resolved = load_recipe(recipe, overrides)
+    if not resolved.eval.sets:
+        raise UsageError("which data?", "--data FILE, e.g. runs/NAME/data/holdout.jsonl")
+    _tell(evaluate_model(model, resolved), "", json_)
+
+
+def _score_run(run: str, overrides: tuple[str, ...], step: int | None, own_data: bool, as_json: bool) -> None:
+    from slimecli.commands._stages import run_and_recipe
+    from slimecli.session import step_weights
+
+    target, resolved = run_and_recipe(run, overrides)
+    if own_data:  # these sets alone, without the run's holdout
+        number = (target.last_checkpoint() or 0) if step is None else step
+        weights = step_weights(target, resolved, number)
+        result = {"step": number, "sets": evaluate_folder(weights, resolved, target.model_dir)}
     else:
-        result, unstored = evaluate_model(model, load_recipe(recipe, overrides), data), ""
-    _show(result, as_json=json_)
+        result = evaluate_step(target, resolved, step)
+    _tell(result, store_scores(target, resolved, result), as_json)
+
+
+def _tell(result: dict[str, Any], unstored: str, as_json: bool) -> None:
+    from slimecli import console
+    from slimecli.errors import PartialError
+
+    if as_json:
+        console.emit(result)
+    else:
+        _show(result)
     if unstored:
         console.warn(f"this result is not stored in the run: {unstored}")
     failed = sum(r["failed"] for modes in result["sets"].values() for r in modes.values())
@@ -130,24 +230,56 @@ def cli(
         raise PartialError(f"{failed} answers failed and are not in the scores", "mend the cause and evaluate again")
 
 
-def _show(result: dict[str, Any], *, as_json: bool) -> None:
+def _show(result: dict[str, Any]) -> None:
     from slimecli import console
 
-    rows = [
-        {
-            "set": name,
-            "mode": mode,
-            "accuracy": f"{r['mean']:.3f} ± {1.96 * r['stderr']:.3f}",
-            "answers": r["n"],
-            "length": f"{r['response_length']:.1f}",
-            "truncated": f"{r['truncated']:.1%}",
-            "failed": r["failed"],
-            "spec": r["spec"],
-        }
-        for name, modes in result["sets"].items()
-        for mode, r in modes.items()
-    ]
+    columns = ["set", "mode", "score", "95 %", "pass@k", "answers", "length", "truncated", "failed", "spec"]
+    rows = []
+    for name, modes in result["sets"].items():
+        for mode, r in modes.items():
+            passed = [f"@{k} {value:.3f}" for k, value in r["pass@k"].items() if int(k) > 1]
+            rows.append(
+                {
+                    "set": name,
+                    "mode": mode,
+                    "score": f"{r['mean']:.3f}" + (f" (avg@{r['samples_per_prompt']})" if passed else ""),
+                    "95 %": f"{r['interval'][0]:.3f} - {r['interval'][1]:.3f}",
+                    "pass@k": " ".join(passed),
+                    "answers": f"{r['n']} to {r['prompts']}",
+                    "length": f"{r['response_length']:.1f}",
+                    "truncated": f"{r['truncated']:.1%}",
+                    "failed": r["failed"],
+                    "spec": r["spec_hash"],
+                }
+            )
+    console.table(rows, columns)
+
+
+def _compare(first: str, second: str, *, anyway: bool, as_json: bool) -> None:
+    from slimecli import console
+    from slimecli.rollout.comparison import compare
+
+    result = compare(first, second, anyway=anyway)
+    for place, kinds in result["only_in"].items():
+        for name, mode in kinds:
+            console.note(f"only in {result[place]}: {name}, {mode}")
+    for row in result["rows"]:
+        for field, a, b in row["differs"]:
+            console.warn(f"{row['set']}, {row['mode']}: measured with another {field}: {a!r} | {b!r}")
     if as_json:
         console.emit(result)
-    else:
-        console.table(rows, ["set", "mode", "accuracy", "answers", "length", "truncated", "failed", "spec"])
+        return
+    rows = [
+        {
+            "set": row["set"],
+            "mode": row["mode"],
+            "a": f"{row['a']:.3f}",
+            "b": f"{row['b']:.3f}",
+            "b - a": f"{row['difference']:+.3f}",
+            "95 %": f"{row['interval'][0]:+.3f} - {row['interval'][1]:+.3f}",
+            "prompts": row["prompts"],
+            "how": "paired" if row["paired"] else "unpaired",
+        }
+        for row in result["rows"]
+    ]
+    console.table(rows, ["set", "mode", "a", "b", "b - a", "95 %", "prompts", "how"])

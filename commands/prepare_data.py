@@ -36,13 +36,14 @@ def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     from slimecli import files
     from slimecli.data_tools.prepare import prepare
     from slimecli.errors import UsageError
+    from slimecli.rollout.eval_sets import set_recipe
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not _is_ours(out):
         raise UsageError(f"{out} exists and was not made by slime prepare-data", "choose another --out folder")
     if not (recipe.data.train or recipe.data.source or recipe.sft.data):  # before a tokenizer is fetched for it
         raise UsageError("the recipe names no data", "--input FILE, or --set data.train=FILE")
     tokenizer = _tokenizer(recipe)
-    evaluation = tuple(path for _, path in sorted(recipe.eval.sets.items()))
+    evaluation = [(settings.path, set_recipe(recipe, settings).data) for settings in recipe.eval.sets.values()]
     manifest: dict[str, Any] = {"made_by": _MAKER}
     with files.committed_folder(out, manifest) as folder:
         report = prepare(

@@ -15,7 +15,10 @@ EXAMPLES = [
 
 
 def list_all() -> list[dict[str, Any]]:
-    """[{"run", "status", "step", "reward", "held-out", "created", "title"}] under the runs folder, oldest first."""
+    """[{"run", "status", "step", "reward", "held-out", "spec", "created", "title"}], oldest first.
+
+    Held-out scores of two runs compare only where `spec` is equal.
+    """
     from slimecli.rundir import list_runs
 
     return [brief(run) for run in list_runs()]
@@ -31,6 +34,7 @@ def brief(run: Any) -> dict[str, Any]:
         manifest, records, recipe = files.read_json(run.manifest_path), read_run(run), run.recipe()
         rewards = records.series("rollout/reward")
         scores = [s for name in records.eval_sets for s in records.eval_series(name, "sampled")[-1:]]
+        specs = [s for name in records.eval_sets if (s := records.eval_spec(name, "sampled"))]
         done = max((int(r["step"]) for r in records.metrics), default=0)
         return {
             "run": run.name,
@@ -38,6 +42,7 @@ def brief(run: Any) -> dict[str, Any]:
             "step": f"{done}/{recipe.steps}",
             "reward": round(rewards[-1][1], 4) if rewards else "",
             "held-out": round(scores[0][1], 4) if scores else "",
+            "spec": specs[0] if specs else "",
             "created": manifest.get("created", ""),
             "title": manifest.get("title", ""),
         }
@@ -78,7 +83,7 @@ def cli(
         if json_:
             console.emit(rows)
         elif rows:
-            console.table(rows, ["run", "status", "step", "reward", "held-out", "created", "title"])
+            console.table(rows, ["run", "status", "step", "reward", "held-out", "spec", "created", "title"])
         else:
             console.note(f"no runs under {env.runs_root()}")
             console.hint("slime run --recipe quickstart")
@@ -96,7 +101,7 @@ def _print_run(found: dict[str, Any]) -> None:
     from slimecli import console
     from slimecli.observe.summary import summary_lines
 
-    for key in ("run", "status", "step", "reward", "held-out", "created", "title", "folder"):
+    for key in ("run", "status", "step", "reward", "held-out", "spec", "created", "title", "folder"):
         console.emit_line(f"{key}\t{found.get(key, '')}")
     console.emit_line(f"checkpoints\t{' '.join(str(c) for c in found['checkpoints'])}")
     for stage in found["stages"]:

@@ -34,8 +34,12 @@ def read_item(row: Row, section: DataSection, where: str, *, need: str = "prompt
         row: one row of a data file.
         section: which column is which.
         where: file and row number, for error texts.
-        need: "prompt", "messages" or "any": which of the two columns must be there.
+        need: "prompt", "messages" or "any": which of the two columns must be there; empty: neither.
     """
+    if section.convert:
+        from slimecli.data_tools.converters import convert_row
+
+        row = convert_row(row, section, where)
     has_messages = row.get(section.messages_key) is not None
     has_prompt = row.get(section.input_key) is not None
     if need == "prompt" or (need == "any" and not has_messages):
@@ -123,6 +127,20 @@ def _tools(value: Any, column: str, where: str) -> list[dict[str, Any]] | None:
     if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
         raise DataError(f"{where}: column {column!r} is not a list of objects", "tools are a JSON list of functions")
     return value
+
+
+def with_template(messages: list[Message], template: str) -> list[Message]:
+    """Put the recipe's prompt template around the last user message, where that is text."""
+    last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
+    if not template or last < 0 or not isinstance(messages[last].get("content"), str):
+        return messages
+    asked = {**messages[last], "content": around(messages[last]["content"], template)}
+    return [*messages[:last], asked, *messages[last + 1 :]]
+
+
+def around(text: str, template: str) -> str:
+    """The template with the text where it says {prompt}; its other braces (LaTeX) mean nothing."""
+    return template.replace("{prompt}", text) if template else text
 
 
 def with_system_prompt(messages: list[Message], system_prompt: str) -> list[Message]:

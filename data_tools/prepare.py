@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -49,7 +49,7 @@ def prepare(
     *,
     seed: int,
     tokenizer: Any = None,
-    exclude: tuple[str, ...] = (),
+    exclude: Sequence[tuple[str, DataSection]] = (),
 ) -> Report:
     """Write train.jsonl, holdout.jsonl and sft.jsonl into the existing folder `out`.
 
@@ -58,10 +58,10 @@ def prepare(
     Args:
         seed: decides the generated rows, which rows are held out, and the demonstrations.
         tokenizer: measures prompts against max_prompt_tokens; None skips that check and says so in the report.
-        exclude: evaluation files; rows with a prompt of theirs are dropped.
+        exclude: evaluation files and how they are read; rows with a prompt of theirs are dropped.
     """
     report = Report(length_checked=tokenizer is not None)
-    screen = _Screen(section, tokenizer, report, {key for f in exclude for key in _keys_of(f, section)})
+    screen = _Screen(section, tokenizer, report, {key for path, how in exclude for key in _keys_of(path, how)})
     rows: list[Row] = []
     if section.source or section.train:
         rows = _generated(section, seed, screen) if section.source else _from_file(section, screen)
@@ -245,9 +245,10 @@ def _used_columns(item: Item, section: DataSection) -> Row:
 
 
 def _keys_of(path: str, section: DataSection) -> Iterator[str]:
-    for row in read_rows(path):
-        if section.input_key in row:
-            yield _canonical(row[section.input_key])
+    for number, row in enumerate(read_rows(path), 1):
+        item = read_item(row, section, f"{path} row {number}", need="")
+        if item.prompt is not None:
+            yield _canonical(item.prompt)
 
 
 def _key(row: Row, section: DataSection) -> str:

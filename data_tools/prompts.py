@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slimecli.data_tools.columns import Item, read_item, with_system_prompt
+from slimecli.data_tools.columns import Item, around, read_item, with_system_prompt, with_template
 from slimecli.data_tools.formats import Row, read_rows
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
+from slimecli.types import Message
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None
     metadata: dict[str, Any]
+    messages: tuple[Message, ...] = ()
+    """what was rendered; empty for prompts that are used verbatim"""
 
 
 def load_prompts(path: str, section: DataSection, tokenizer: Any) -> list[Prompt]:
@@ -36,15 +39,10 @@ def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer
     prompts = []
     too_long: list[str] = []
     for where, row in rows:
-        item = read_item(row, section, where)
-        text = render_prompt(item, section, tokenizer, where)
-        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not ids:
-            raise DataError(f"{where}: the prompt is empty", "`slime prepare-data` drops and counts such rows")
-        if len(ids) > section.max_prompt_tokens:
-            too_long.append(f"{where} ({len(ids)} tokens)")
-        metadata = item.metadata | ({"tools": item.tools} if item.tools else {})
-        prompts.append(Prompt(text, ids, item.label, metadata))
+        prompt = render_row(row, section, tokenizer, where)
+        if len(prompt.token_ids) > section.max_prompt_tokens:
+            too_long.append(f"{where} ({len(prompt.token_ids)} tokens)")
+        prompts.append(prompt)
     if too_long:
         raise DataError(
             f"{len(too_long)} of {len(prompts)} prompts are longer than {section.max_prompt_tokens} tokens, "
@@ -54,18 +52,41 @@ def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer
     return prompts
 
 
+def render_row(row: Row, section: DataSection, tokenizer: Any, where: str) -> Prompt:
+    """One row as the engine gets it, however long."""
+    item = read_item(row, section, where)
+    messages = prompt_messages(item, section, tokenizer, where)
+    text = _render_prompt(item, messages, section, tokenizer, where)
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not ids:
+        raise DataError(f"{where}: the prompt is empty", "`slime prepare-data` drops and counts such rows")
+    metadata = item.metadata | ({"tools": item.tools} if item.tools else {})
+    return Prompt(text, ids, item.label, metadata, tuple(messages))
+
+
 def render_prompt(item: Item, section: DataSection, tokenizer: Any, where: str) -> str:
     """The text that the model continues."""
+    return _render_prompt(item, prompt_messages(item, section, tokenizer, where), section, tokenizer, where)
+
+
+def prompt_messages(item: Item, section: DataSection, tokenizer: Any, where: str) -> list[Message]:
+    """What the chat template is given; empty where prompts are used verbatim."""
     if item.prompt is None:
         raise DataError(f"{where}: no prompt", f"fill column {section.input_key!r}")
     if not section.apply_chat_template:
-        if not isinstance(item.prompt, str):
-            raise DataError(f"{where}: the prompt is a list of messages", "set data.apply_chat_template = true")
-        return section.system_prompt + item.prompt
+        return []
     require_template(tokenizer)
     messages = [{"role": "user", "content": item.prompt}] if isinstance(item.prompt, str) else item.prompt
-    messages = with_system_prompt(messages, section.system_prompt)
-    return render(tokenizer, messages, item.tools, where, add_generation_prompt=True)
+    messages = with_template(messages, section.prompt_template)
+    return with_system_prompt(messages, section.system_prompt)
+
+
+def _render_prompt(item: Item, messages: list[Message], section: DataSection, tokenizer: Any, where: str) -> str:
+    if messages:
+        return render(tokenizer, messages, item.tools, where, add_generation_prompt=True)
+    if not isinstance(item.prompt, str):
+        raise DataError(f"{where}: the prompt is a list of messages", "set data.apply_chat_template = true")
+    return section.system_prompt + around(item.prompt, section.prompt_template)
 
 
 def render(tokenizer: Any, messages: Any, tools: Any, where: str, **kwargs: Any) -> str:

@@ -1,8 +1,10 @@
-"""Megatron's arguments as they stand after `--` on the command line, turned into overrides of the recipe."""
+"""Flags turned into overrides of the recipe: Megatron's after `--`, SGLang's, and slime's lists of evaluation sets."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from slimecli.errors import UsageError
 
@@ -30,3 +32,58 @@ def megatron_overrides(words: Sequence[str]) -> tuple[str, ...]:
                 f"--{name} has {len(values)} values: {' '.join(values)}", f"a list is one word: --{name} '[1, 2]'"
             )
     return tuple(f"megatron.{name}={values[0] if values else 'true'}" for name, values in found)
+
+
+EVAL_DATA = "--eval-prompt-data"
+
+
+def expand_eval_data(argv: Sequence[str]) -> list[str]:
+    """`--eval-prompt-data NAME PATH [NAME PATH ...]` -> `--set eval.sets={...}`: a list is nothing a parser knows.
+
+    A single word is a path, named by its file. The list ends at the next option.
+    """
+    if EVAL_DATA not in argv:
+        return list(argv)
+    start = argv.index(EVAL_DATA)
+    end = next((i for i in range(start + 1, len(argv)) if argv[i].startswith("-")), len(argv))
+    words = list(argv[start + 1 : end])
+    if len(words) == 1:
+        words = [PurePath(words[0].partition("@[")[0]).stem, words[0]]
+    if not words or len(words) % 2:
+        raise UsageError(
+            f"{EVAL_DATA} takes pairs of a name and a path, and got: {' '.join(words) or 'nothing'}",
+            f"write {EVAL_DATA} aime aime.jsonl gsm8k gsm8k.jsonl",
+        )
+    pairs = zip(words[::2], words[1::2], strict=True)
+    listed = ", ".join(f"{json.dumps(name)} = {json.dumps(path)}" for name, path in pairs)
+    return [*argv[:start], "--set", f"eval.sets={{{listed}}}", *expand_eval_data(argv[end:])]
+
+
+SGLANG = "--sglang-"
+_ROUTER = "--sglang-router-"
+"""arguments of the router, which are not the server's"""
+
+
+def expand_sglang(argv: Sequence[str]) -> list[str]:
+    """`--sglang-tp-size 2 --sglang-enable-metrics` -> `--set sglang.tp-size=2 --set sglang.enable-metrics=true`.
+
+    The words up to the next option are an argument's values; several of them are a list. What stands after `--` is
+    Megatron's.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    out: list[str] = []
+    at = 0
+    while at < end:
+        word = argv[at]
+        at += 1
+        if not word.startswith(SGLANG) or word.startswith(_ROUTER):
+            out.append(word)
+            continue
+        name, sep, value = word.removeprefix(SGLANG).partition("=")
+        values = [value] if sep else []
+        while not sep and at < end and not argv[at].startswith("--"):
+            values.append(argv[at])
+            at += 1
+        said = "true" if not values else values[0] if len(values) == 1 else json.dumps(values)
+        out += ["--set", f"sglang.{name}={said}"]
+    return [*out, *argv[end:]]

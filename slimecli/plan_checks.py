@@ -11,7 +11,7 @@ from slimecli import files, headers
 from slimecli.data_tools.formats import split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm, check_distillation
-from slimecli.plan_layout import check_megatron
+from slimecli.plan_layout import check_megatron, check_sglang
 from slimecli.plan_reward import check_reward
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
@@ -266,11 +266,10 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
     if recipe.sglang and recipe.engine.urls:
         yield "`[sglang]` has no effect: the servers in `engine.urls` were started with arguments of their own"
-    if recipe.engine.backend == "sglang" and not recipe.engine.urls:
-        yield "`engine.backend` = 'sglang': slime starts no SGLang servers yet; name running ones in `engine.urls`"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
         yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
-    if recipe.sync.kind == "distributed" and recipe.cluster.backend == "local" and not recipe.engine.urls:
+    own_embedded = recipe.engine.backend == "embedded" and not recipe.engine.urls
+    if recipe.sync.kind == "distributed" and recipe.cluster.backend == "local" and own_embedded:
         yield "`sync.kind` = 'distributed' needs `cluster.backend` = 'ray' or `engine.urls`: 'local' is one process"
     if recipe.cluster.backend == "local":
         for field, number in (
@@ -295,6 +294,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_distillation,
     check_backends,
     check_megatron,
+    check_sglang,
 )
 """every check that needs nothing but the recipe and the run directory"""
 

@@ -61,10 +61,19 @@ class DataSection(Section):
     """column with a dict of free data"""
     tool_key: str = "tools"
     """column with tool definitions"""
+    convert: str = ""
+    """how rows of a well-known set become prompt, label and metadata, e.g. `gsm8k`; see `slime prepare-data --list`, or
+    file.py:function (row, rng) -> row"""
     system_prompt: str = ""
     """put before every prompt"""
+    prompt_template: str = ""
+    """text around every prompt, with {prompt} where that goes; of chat messages, around the last user message"""
     apply_chat_template: bool = True
     """render prompts with the tokenizer's chat template; false: prompts are used verbatim"""
+    mix: dict[str, float] = {}
+    """metadata.source_name -> weight: how often prompts of each source come, whatever its size; empty: all rows alike"""
+    stream: bool = False
+    """read prompts from the file when their turn comes, instead of holding all of them in memory"""
     max_prompt_tokens: int = Field(1024, gt=0)
     """longer prompts are dropped by prepare-data, and counted (tokens)"""
     skip_broken: bool = False

@@ -127,8 +127,18 @@ class RunDir:
         """Weights on their way to the engines, for sync.kind = disk; also names this run's shared memory."""
         return self.root / "sync"
 
+    @property
+    def live_dir(self) -> Path:
+        """Served conversations, by `slime serve --record`: written and locked by the server alone."""
+        return self.root / "live"
+
     def eval_path(self, step: int) -> Path:
         return self.root / "eval" / f"step_{step:06d}.json"
+
+    def eval_steps(self) -> list[int]:
+        """Steps that were evaluated, ascending."""
+        found = [_STEP.match(p.name) for p in (self.root / "eval").glob("step_*.json")]
+        return sorted(int(m.group(1)) for m in found if m)
 
     def log_path(self, name: str) -> Path:
         """Log file of one process in the current attempt."""
@@ -187,6 +197,11 @@ class RunDir:
         if keep:
             self._drop_weights(lambda version: version not in steps[-keep:])
         return gone
+
+    def weight_versions(self) -> list[int]:
+        """Steps whose weights are committed, ascending."""
+        found = [(m, p) for p in (self.root / "weights").glob("v*") if (m := _VERSION.fullmatch(p.name))]
+        return sorted(int(m[1]) for m, p in found if (p / files.DONE).is_file())
 
     def _drop_weights(self, is_gone: Callable[[int], bool]) -> None:
         for folder in (self.root / "weights").glob("v*"):

@@ -1,7 +1,7 @@
 import pytest
 
 from slimecli.errors import UsageError
-from slimecli.flags import megatron_overrides
+from slimecli.flags import expand_eval_data, megatron_overrides
 from slimecli.recipe import load_recipe
 
 
@@ -25,3 +25,14 @@ def test_flags_become_values_of_the_megatron_table():
 def test_what_is_no_flag_is_refused(words, told):
     with pytest.raises(UsageError, match=told):
         megatron_overrides(words)
+
+
+def test_lists_of_eval_sets_become_one_override():
+    words = ["run", "--eval-prompt-data", "aime", "a b.jsonl", "gsm8k", "g.jsonl@[0:9]", "--run", "r"]
+    made = expand_eval_data(words)
+    assert made[0] == "run" and made[-2:] == ["--run", "r"] and made[1] == "--set"
+    sets = load_recipe("", (made[2],)).eval.sets
+    assert {k: v.path for k, v in sets.items()} == {"aime": "a b.jsonl", "gsm8k": "g.jsonl@[0:9]"}
+    one = load_recipe("", (expand_eval_data(["eval", "--eval-prompt-data", "d/aime.jsonl@[0:3]"])[2],)).eval.sets
+    assert {k: v.path for k, v in one.items()} == {"aime": "d/aime.jsonl@[0:3]"}
+    assert expand_eval_data(["eval", "--run", "r"]) == ["eval", "--run", "r"]

@@ -28,6 +28,8 @@ REWARDS: dict[str, str] = {
     "exact": "slimecli.data_tools.rewards.text:exact",
     "regex": "slimecli.data_tools.rewards.text:regex",
     "f1": "slimecli.data_tools.rewards.text:f1",
+    "em": "slimecli.data_tools.rewards.text:em",
+    "tool_calls": "slimecli.data_tools.rewards.tool_calls:score",
     "format": "slimecli.data_tools.rewards.answers:form",
     "math": "slimecli.data_tools.rewards.mathematics:score",
     "math_verify": "slimecli.data_tools.rewards.math_verify:score",

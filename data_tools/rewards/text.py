@@ -43,6 +43,13 @@ def regex(response: str, label: str | None, metadata: dict[str, Any]) -> float:
         raise DataError(f"{pattern!r} is not a regular expression: {error}", "mend the row's pattern") from None
 
 
+def em(response: str, label: str | None, metadata: dict[str, Any]) -> float:
+    """1.0 when the answer equals any of metadata.golds (else the label): no case, punctuation or articles (SQuAD)."""
+    golds = [str(g) for g in metadata.get("golds") or [_needed(label, "em")]]
+    answer = extract(response, metadata)
+    return float(answer is not None and _words(answer) in [_words(gold) for gold in golds])
+
+
 def f1(response: str, label: str | None, metadata: dict[str, Any]) -> float:
     """Token F1 of SQuAD between answer and label: no case, punctuation or articles; yes/no must match exactly."""
     wanted = _words(_needed(label, "f1"))

@@ -34,11 +34,38 @@ class RunRecords:
         return sorted((int(step), float(value)) for step, value in found)
 
     def eval_series(self, set_name: str, kind: str) -> list[tuple[int, float]]:
-        """(step, mean score) of one evaluation set; kind is `sampled` or `greedy`."""
+        """(step, mean score) of one evaluation set; kind is `sampled` or `greedy`.
+
+        Only what was measured like the newest one: scores of different specs are not one curve, see `eval_breaks`.
+        """
+        found = self._measured(set_name, kind)
+        last = found[-1][1].get("spec_hash") if found else None
+        return [(step, float(result["mean"])) for step, result in found if result.get("spec_hash") == last]
+
+    def eval_spec(self, set_name: str, kind: str) -> str:
+        """Hash of how the newest score of a set was measured; scores of runs compare only where it is equal."""
+        found = self._measured(set_name, kind)
+        return str(found[-1][1].get("spec_hash", ""))[:8] if found else ""
+
+    def eval_breaks(self) -> list[str]:
+        """What `eval_series` leaves out, one sentence per set and mode; usually nothing."""
+        said = []
+        for name in self.eval_sets:
+            for kind in ("sampled", "greedy"):
+                shown = {step for step, _ in self.eval_series(name, kind)}
+                left = [step for step, _ in self._measured(name, kind) if step not in shown]
+                if left:
+                    steps = ", ".join(map(str, left))
+                    how = f"slime eval --compare RUN@{left[-1]} RUN@{max(shown)}"
+                    said.append(
+                        f"{name}, {kind}: step {steps} was measured with another spec than step {max(shown)} and is "
+                        f"not shown beside it; `{how}` names the difference"
+                    )
+        return said
+
+    def _measured(self, set_name: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
         return [
-            (step, float(sets[set_name][kind]["mean"]))
-            for step, sets in sorted(self.evals.items())
-            if kind in sets.get(set_name, {})
+            (step, sets[set_name][kind]) for step, sets in sorted(self.evals.items()) if kind in sets.get(set_name, {})
         ]
 
     @property

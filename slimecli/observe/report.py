@@ -90,7 +90,8 @@ def _before_after(run: RunDir) -> str:
             rows.append((title, f"{data[key][0]:.3g}", f"{data[key][1]:.3g}"))
     if not rows:
         return ""
-    return "<h2>Before and after</h2>" + _table(("", "before", "after"), rows)
+    left = "".join(f'<p class="bad">{html.escape(sentence)}</p>' for sentence in data["not_compared"])
+    return "<h2>Before and after</h2>" + _table(("", "before", "after"), rows) + left
 
 
 def _curves(records: RunRecords) -> list[str]:

@@ -15,14 +15,15 @@ def summarise(run: RunDir) -> dict[str, Any]:
     """The numbers of the last screen, as `slime run --json` prints them.
 
     Returns: {"run", "steps", "accuracy": {set: {kind: [before, after]}}, "reward": [first, last],
-    "response_length": [first, last], "failed_answers": n, "stage_seconds": {...}, "phase_seconds": {...},
-    "export": path or ""}.
+    "response_length": [first, last], "not_compared": [sentence], "failed_answers": n, "stage_seconds": {...},
+    "phase_seconds": {...}, "export": path or ""}.
     """
     records = read_run(run)
     return {
         "run": str(run.root),
         "steps": max((int(r["step"]) for r in records.metrics), default=0),
         "accuracy": _accuracy(records),
+        "not_compared": records.eval_breaks(),
         "reward": first_last(records.series("rollout/reward")),
         "response_length": first_last(records.series("rollout/response_length")),
         "stage_seconds": {s["stage"]: s["seconds"] for s in records.stages if s.get("seconds") is not None},
@@ -68,6 +69,8 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
         width = max(len(r[0]) for r in rows)
         lines += ["", f"{'':<{width}}  {'before':>8}  {'after':>8}"]
         lines += [f"{name:<{width}}  {before:>8}  {after:>8}" for name, before, after in rows]
+    if data["not_compared"]:
+        lines += ["", *data["not_compared"]]
     if data["failed_answers"]:
         lines += [
             "",

@@ -3,70 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import math
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
+from slimecli.rollout.custom import load_generate
+from slimecli.rollout.eval_sets import EvalSet
+from slimecli.rollout.eval_spec import make_spec, spec_hash
 from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import eval_sampling
+from slimecli.rollout.scores import summarise_scores
 from slimecli.seeds import derive_seed
 from slimecli.types import Group, Sample, SampleStatus
 
-
-@dataclass(frozen=True, kw_only=True)
-class EvalSet:
-    """Prompts to be answered, and where they came from."""
-
-    name: str
-    rows: Sequence[Sample]
-    """pending templates"""
+SAMPLES_KEPT = 64
+"""answers of a set that are kept in full with its scores"""
 
 
 async def evaluate(
     recipe: Recipe, generator: Generator, sets: Sequence[EvalSet], stop_token_ids: list[int], *, greedy: bool
 ) -> dict[str, Any]:
-    """Answer and score every set once.
+    """Answer and score every set once, all of them at the same time.
 
-    Returns: per set {"mean", "stderr", "n", "prompts", "pass@k", "response_length", "truncated", "failed", "spec",
-    "samples"}. `spec` hashes prompts, sampling and scorer: two results are comparable only when it is equal.
+    Returns: per set {"mean", "stderr", "interval", "n", "prompts", "samples_per_prompt", "pass@k", "pass@k_interval",
+    "response_length", "truncated", "failed", "spec", "spec_hash", "scores", "samples"}. Two results are comparable only
+    when their spec is equal (slimecli.rollout.comparison).
     """
-    results = {}
-    for item in sets:
-        rows = item.rows[: recipe.eval.max_prompts or None]
-        sampling = eval_sampling(recipe, stop_token_ids, greedy=greedy)
-        n = 1 if greedy else recipe.eval.n_samples_per_prompt
-        slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // n))
-        groups = await asyncio.gather(
-            *(_answer(recipe, generator, slots, sampling, (item.name, i), row, n) for i, row in enumerate(rows))
-        )
-        results[item.name] = summarise(groups, recipe, sampling)
-    return results
+    most = max((_answers(item.recipe or recipe, greedy) for item in sets), default=1)
+    slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // most))
+    results = await asyncio.gather(
+        *(_one_set(item, item.recipe or recipe, generator, stop_token_ids, slots, greedy) for item in sets)
+    )
+    return {item.name: result for item, result in zip(sets, results, strict=True)}
 
 
-async def _answer(
+def _answers(recipe: Recipe, greedy: bool) -> int:
+    return 1 if greedy else recipe.eval.n_samples_per_prompt
+
+
+async def _one_set(
+    item: EvalSet,
     recipe: Recipe,
     generator: Generator,
+    stop_token_ids: list[int],
     slots: asyncio.Semaphore,
-    sampling: dict[str, Any],
-    where: tuple[str, int],
-    row: Sample,
-    n: int,
-) -> Group:
-    name, number = where
-    group = row.copies(n)
-    for i, sample in enumerate(group):
-        sample.group_index, sample.index = number, number * n + i
-    params = [sampling | {"sampling_seed": derive_seed(recipe.seed, "eval", name, number, i)} for i in range(n)]
-    async with slots:
-        return await generator.group(group, params)
+    greedy: bool,
+) -> dict[str, Any]:
+    rows = item.rows[: recipe.eval.max_prompts or None]
+    sampling = eval_sampling(recipe, stop_token_ids, greedy=greedy)
+    n = _answers(recipe, greedy)
+    own = _own_generator(generator, recipe) if item.recipe is not None else generator
+
+    async def answer(number: int, row: Sample) -> Group:
+        group = row.copies(n)
+        for i, sample in enumerate(group):
+            sample.group_index, sample.index = number, number * n + i
+        # by place, not by the set's name: the same prompts asked in the same way get the same answers
+        seeds = [derive_seed(recipe.eval.seed, "eval", number, i) for i in range(n)]
+        async with slots:
+            return await own.group(group, [sampling | {"sampling_seed": seed} for seed in seeds])
+
+    groups = await asyncio.gather(*(answer(i, row) for i, row in enumerate(rows)))
+    spec = make_spec(rows, recipe, sampling, n, item.template)
+    return summarise(groups, recipe, spec)
 
 
-def summarise(groups: Sequence[Group], recipe: Recipe, sampling: dict[str, Any]) -> dict[str, Any]:
+def _own_generator(generator: Generator, recipe: Recipe) -> Generator:
+    """The same engine with the reward and hooks of a set that names its own."""
+    base: Recipe = generator.args.recipe
+    if recipe == base:
+        return generator
+    from slimecli.data_tools.rewards import load_reward
+
+    custom = recipe.rollout.custom_generate
+    return dataclasses.replace(
+        generator,
+        args=generator.args.with_recipe(recipe),
+        reward=generator.reward if recipe.reward == base.reward else load_reward(recipe.reward),
+        custom=generator.custom
+        if custom == base.rollout.custom_generate
+        else (load_generate(custom, recipe) if custom else None),
+    )
+
+
+def summarise(groups: Sequence[Group], recipe: Recipe, spec: dict[str, Any]) -> dict[str, Any]:
     """Scores of one set; failed answers are counted, never scored as zero, and no more than the recipe tolerates."""
     key = recipe.reward.key or None
     samples = [s for g in groups for s in g]
@@ -79,47 +101,18 @@ def summarise(groups: Sequence[Group], recipe: Recipe, sampling: dict[str, Any])
             f"(allowed: {recipe.rollout.max_failed_fraction:.0%}); the first: {reason}",
             "mend the cause; a higher rollout.max_failed_fraction tolerates more",
         )
-    scores = [s.get_reward_value(key) for s in finished]
-    mean = sum(scores) / len(scores)
-    variance = sum((x - mean) ** 2 for x in scores) / max(len(scores) - 1, 1)
-    per_prompt = [[s.get_reward_value(key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
+    scores = [[s.get_reward_value(key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
     return {
-        "mean": mean,
-        "stderr": math.sqrt(variance / len(scores)),
-        "n": len(scores),
-        "prompts": len(groups),
-        "pass@k": {str(k): value for k, value in pass_at_k(per_prompt).items()},
+        **summarise_scores(scores),
+        "samples_per_prompt": spec["samples_per_prompt"],
         "response_length": sum(s.response_length for s in finished) / len(finished),
         "truncated": sum(s.status is SampleStatus.TRUNCATED for s in finished) / len(finished),
         "failed": len(failed),
-        "spec": eval_spec(groups, recipe, sampling),
-        "samples": [_brief(s) for s in samples[:64]],
+        "spec": spec,
+        "spec_hash": spec_hash(spec),
+        "scores": scores,
+        "samples": [_brief(s) for s in samples[:SAMPLES_KEPT]],
     }
-
-
-def pass_at_k(scores: Sequence[Sequence[float]]) -> dict[int, float]:
-    """Unbiased pass@k (Chen et al. 2021, arXiv:2107.03374, eq. 1) for k = 1, 2, 4, ... up to the smallest group."""
-    groups = [g for g in scores if g]
-    smallest = min((len(g) for g in groups), default=0)
-    ks = [2**i for i in range(smallest.bit_length()) if 2**i <= smallest]
-    result = {}
-    for k in ks:
-        chances = []
-        for group in groups:
-            n, c = len(group), sum(x >= 1.0 for x in group)
-            chances.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
-        result[k] = sum(chances) / len(chances)
-    return result
-
-
-def eval_spec(groups: Sequence[Group], recipe: Recipe, sampling: dict[str, Any]) -> str:
-    """Hash of everything that makes two evaluations comparable."""
-    stated = {k: v for k, v in sampling.items() if k != "sampling_seed"}
-    digest = hashlib.sha256(json.dumps([stated, recipe.reward.model_dump()], sort_keys=True).encode())
-    for group in groups:
-        prompt_ids = group[0].tokens[: group[0].prompt_length]
-        digest.update(json.dumps([prompt_ids, group[0].label, len(group)]).encode())
-    return digest.hexdigest()[:16]
 
 
 def _brief(sample: Sample) -> dict[str, Any]:

@@ -25,11 +25,13 @@ def rollout_sampling(recipe: Recipe, stop_token_ids: list[int]) -> dict[str, Any
 
 
 def eval_sampling(recipe: Recipe, stop_token_ids: list[int], *, greedy: bool) -> dict[str, Any]:
-    """Parameters of an evaluation: no truncation of the distribution, greedy at temperature 0."""
-    budget = recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens
-    common = rollout_sampling(recipe, stop_token_ids)
-    temperature = 0.0 if greedy else recipe.eval.temperature
-    return common | {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_new_tokens": budget}
+    """Parameters of an evaluation, apart from those of training; greedy at temperature 0."""
+    section = recipe.eval
+    budget = section.max_response_tokens or recipe.rollout.max_response_tokens
+    common = rollout_sampling(recipe, stop_token_ids) | {"min_p": 0.0, "max_new_tokens": budget}
+    if greedy:
+        return common | {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+    return common | {"temperature": section.temperature, "top_p": section.top_p, "top_k": section.top_k}
 
 
 def rollout_seed(recipe: Recipe, step: int, group_index: int, position: int) -> int:

@@ -124,9 +124,8 @@ def _scores(run: RunDir, step: int) -> list[str]:
     """Evaluation at the step, beside that of the start; the training reward when there is one."""
     before, after = _evaluated(run, 0), _evaluated(run, step)
     rows = [
-        f"| {name} | {how} | {_mean(before, name, how)} | {_mean(after, name, how)} |"
-        for name, how in sorted({**before, **after})
-        if (name, how) in after
+        f"| {name} | {how} | {_mean(before, after, name, how)} | {_mean(after, after, name, how)} |"
+        for name, how in sorted(after)
     ]
     out = ["## Evaluation", "", "| set | how | start | mean score |", "|---|---|---|---|", *rows, ""] if rows else []
     rewards = [
@@ -139,17 +138,23 @@ def _scores(run: RunDir, step: int) -> list[str]:
     return out
 
 
-def _evaluated(run: RunDir, step: int) -> dict[tuple[str, str], float]:
-    """(set, how) -> mean score; empty if this step was not evaluated."""
+_Scores = dict[tuple[str, str], tuple[float, str]]
+"""(set, how) -> mean score, hash of how it was measured"""
+
+
+def _evaluated(run: RunDir, step: int) -> _Scores:
+    """Empty if this step was not evaluated."""
     path = run.eval_path(step)
     sets = files.read_json(path).get("sets", {}) if path.is_file() else {}
     return {
-        (name, how): float(result["mean"])
+        (name, how): (float(result["mean"]), str(result.get("spec_hash", "")))
         for name, modes in sets.items()
         for how, result in modes.items()
         if isinstance(result, dict) and "mean" in result
     }
 
 
-def _mean(scores: dict[tuple[str, str], float], name: str, how: str) -> str:
-    return f"{scores[name, how]:.4f}" if (name, how) in scores else ""
+def _mean(scores: _Scores, beside: _Scores, name: str, how: str) -> str:
+    """Empty where it was not measured, or not in the way of the score that it stands beside."""
+    mean, spec = scores.get((name, how), (0.0, None))
+    return f"{mean:.4f}" if spec == beside[name, how][1] else ""

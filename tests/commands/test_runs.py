@@ -14,6 +14,7 @@ def test_runs_are_listed_with_what_they_reached(runs_root, capsys):
         "step": "4/4",
         "reward": 0.6,
         "held-out": 0.9,
+        "spec": "",
         "created": "",
         "title": "made for tests",
     }

@@ -108,7 +108,7 @@ def test_file_with_every_kind_of_dropped_row(tmp_path, tokenizer):
     )
     exclude = write(tmp_path / "eval.jsonl", {"prompt": "evaluated", "label": "x"})
     section = DataSection(train=path, max_prompt_tokens=40)
-    report = prepare(section, SftSection(), tmp_path, seed=0, tokenizer=tokenizer, exclude=(exclude,))
+    report = prepare(section, SftSection(), tmp_path, seed=0, tokenizer=tokenizer, exclude=[(exclude, section)])
     assert report.to_dict()["dropped"] == {
         "blank line": 1,
         "duplicate": 2,

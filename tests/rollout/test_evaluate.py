@@ -1,12 +1,15 @@
 import asyncio
-import itertools
 
 import pytest
 
 from slimecli.errors import SlimeError
+from slimecli.data_tools.rewards import load_reward
 from slimecli.recipe import load_recipe
+from slimecli.recipe_rollout import EvalSetSection
 from slimecli.rollout.args import HookArgs
-from slimecli.rollout.evaluate import EvalSet, evaluate, pass_at_k
+from slimecli.rollout.eval_sets import EvalSet, set_recipe
+from slimecli.rollout.evaluate import evaluate
+from slimecli.rollout.eval_spec import differences
 from slimecli.rollout.generate import Generator
 from slimecli.types import Sample
 from tests.rollout.fakes import ScriptedEngine
@@ -22,17 +25,11 @@ def run(recipe, answer, reward=is_even, greedy=False):
     return asyncio.run(evaluate(recipe, generator, sets, [2], greedy=greedy))["holdout"]
 
 
-def test_pass_at_k_is_the_exact_chance_over_all_subsets():
-    scores = [1.0, 0.0, 0.0, 1.0, 0.0]
-    for k, value in pass_at_k([scores]).items():
-        subsets = list(itertools.combinations(scores, k))
-        assert value == pytest.approx(sum(max(s) for s in subsets) / len(subsets))
-
-
 def test_mean_and_error():
     result = run(load_recipe("", ("eval.n_samples_per_prompt=2",)), lambda ids, p: [ids[0]])
     assert result["mean"] == 0.5 and result["n"] == 12 and result["prompts"] == 6
-    assert result["stderr"] == pytest.approx((0.25 * 12 / 11 / 12) ** 0.5)
+    assert result["stderr"] == pytest.approx((0.25 * 6 / 5 / 6) ** 0.5), "two equal answers to a prompt count once"
+    assert result["samples_per_prompt"] == 2 and result["scores"] == [[1.0, 1.0], [0.0, 0.0]] * 3
 
 
 def test_greedy_sends_temperature_zero_and_one_answer():
@@ -48,10 +45,21 @@ def test_greedy_sends_temperature_zero_and_one_answer():
 
 
 def test_spec_tells_settings_apart_but_not_answers():
-    base = run(load_recipe(""), lambda ids, p: [0])["spec"]
-    assert run(load_recipe(""), lambda ids, p: [1])["spec"] == base
-    assert run(load_recipe("", ("eval.temperature=0.5",)), lambda ids, p: [0])["spec"] != base
-    assert run(load_recipe("", ("reward.type='f1'",)), lambda ids, p: [0])["spec"] != base
+    base = run(load_recipe(""), lambda ids, p: [0])
+    again = run(load_recipe(""), lambda ids, p: [1])
+    assert again["spec"] == base["spec"] and again["spec_hash"] == base["spec_hash"]
+    for change, field in (
+        ("eval.temperature=0.5", "sampling.temperature"),
+        ("eval.top_p=0.5", "sampling.top_p"),
+        ("eval.seed=3", "seed"),
+        ("eval.n_samples_per_prompt=2", "samples_per_prompt"),
+        ("eval.max_prompts=3", "prompts.count"),
+        ("reward.type='f1'", "scorer.type"),
+    ):
+        other = run(load_recipe("", (change,)), lambda ids, p: [0])
+        assert other["spec_hash"] != base["spec_hash"]
+        assert field in [name for name, _, _ in differences(base["spec"], other["spec"])]
+    assert run(load_recipe("", ("seed=5", "reward.timeout_s=9")), lambda ids, p: [0])["spec"] == base["spec"]
 
 
 def test_failed_answers_are_counted_not_scored():
@@ -88,3 +96,40 @@ def test_no_answer_at_all_is_an_error():
 
     with pytest.raises(SlimeError, match="judge is down"):
         run(load_recipe(""), lambda ids, p: [0], reward=never)
+
+
+def test_a_set_may_differ_from_the_rest():
+    """Its own answers per prompt, sampling and scorer; the others stay as they are, and all run at the same time."""
+    recipe = load_recipe("", ("eval.n_samples_per_prompt=1", "reward.type='exact'"))
+    settings = EvalSetSection(path="x.jsonl", n_samples_per_prompt=4, temperature=0.3, top_p=0.9, reward="regex")
+    rows = [Sample(prompt=f"p{i}", tokens=[i], label="7") for i in range(3)]
+    sets = [
+        EvalSet(name="own", rows=rows, recipe=set_recipe(recipe, settings)),
+        EvalSet(name="plain", rows=rows, recipe=set_recipe(recipe, EvalSetSection(path="x.jsonl"))),
+    ]
+    sent = []
+
+    def answer(ids, params):
+        sent.append(params)
+        return [1, 7]
+
+    generator = Generator(
+        engine=ScriptedEngine(answer), reward=load_reward(recipe.reward), args=HookArgs(recipe), timeout_s=5.0
+    )
+    results = asyncio.run(evaluate(recipe, generator, sets, [2], greedy=False))
+    assert results["own"]["mean"] == 1.0 and results["own"]["n"] == 12, "the pattern is found in '1 7'"
+    assert results["plain"]["mean"] == 0.0 and results["plain"]["n"] == 3, "which is not exactly '7'"
+    assert sorted({(p["temperature"], p["top_p"]) for p in sent}) == [(0.3, 0.9), (1.0, 1.0)]
+    assert sorted(k for k in results["own"]["pass@k"]) == ["1", "2", "4"]
+
+
+def test_seeds_follow_the_prompts_place_and_not_the_set_name():
+    sent = {}
+    rows = [Sample(prompt="p", tokens=[1], label="x"), Sample(prompt="p", tokens=[2], label="x")]
+    for name in ("a", "b"):
+        seeds = sent.setdefault(name, [])
+        engine = ScriptedEngine(lambda ids, p, seeds=seeds: seeds.append(p["sampling_seed"]) or [0])
+        recipe = load_recipe("", (f"seed={len(sent)}", "eval.n_samples_per_prompt=2"))
+        generator = Generator(engine=engine, reward=is_even, args=HookArgs(recipe), timeout_s=5.0)
+        asyncio.run(evaluate(recipe, generator, [EvalSet(name=name, rows=rows)], [2], greedy=False))
+    assert sent["a"] == sent["b"] and len(set(sent["a"])) == 4
