@@ -9,9 +9,10 @@ from typing import Any
 
 from slimecli.model_specs import ModelSpec
 from slimecli.plan_numbers import ADAM_BYTES, LIBRARIES, MASTER_BYTES, RUNTIME_BYTES, Value, with_sum
+from slimecli.plan_spec import teacher_spec
 from slimecli.recipe import Recipe
 from slimecli.trainers.megatron.arguments import DEFAULTS, Settings, settings_of
-from slimecli.trainers.megatron.layout import Layout
+from slimecli.trainers.megatron.layout import Layout, fits
 from slimecli.trainers.megatron.shares import (
     Parameters,
     critic_parameters,
@@ -61,8 +62,6 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
     stage = stages.index(rows)
     where = f", stage {stage + 1} of {settings.layout.pp}" if settings.layout.pp > 1 else ""
     rows = [(name, value, reason + where * (name == "weights")) for name, value, reason in rows]
-    share = stage_parameters(spec, settings.layout, stage)
-    weights = (share.dense + share.expert) * _compute_bytes(settings)
     waiting = []
     if settings.optimizer.get("optimizer_cpu_offload"):
         part = settings.optimizer.get("optimizer_offload_fraction", 0.0)
@@ -70,16 +69,34 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
         _, size, reason = rows[names.index("optimizer")]
         rows[names.index("optimizer")] = ("optimizer", int(size * (1 - part)), reason)
         waiting = [("optimizer", int(size * part), f"optimizer_cpu_offload: {part:.0%} of its state")]
-    if recipe.algo.kl_coef > 0:
-        waiting += [
-            ("reference model", weights, f"algo.kl_coef {recipe.algo.kl_coef} > 0: its weights wait in host memory"),
-            ("own weights", weights, "while the reference computes in their place"),
-        ]
+    waiting += _beside(recipe, spec, settings, stage)
     if not on_gpu:
         rows[1:1] = waiting
         waiting = []
     values = with_sum("memory of a trainer process", [*rows, ("libraries", RUNTIME_BYTES, LIBRARIES)])
     return values + (with_sum("host memory of a trainer process", waiting) if waiting else [])
+
+
+def _beside(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
+    """Frozen models, which wait in host memory, and the policy's weights while one of them takes their place."""
+
+    def size(other: ModelSpec) -> int:
+        share = stage_parameters(other, settings.layout, stage)
+        return (share.dense + share.expert) * _compute_bytes(settings)
+
+    found = []
+    if recipe.algo.kl_coef > 0:
+        said = f"algo.kl_coef {recipe.algo.kl_coef} > 0: its weights wait in host memory"
+        found.append(("reference model", size(spec), said))
+    if recipe.algo.old_log_probs == "published":
+        found.append(("published weights", size(spec), "algo.old_log_probs = 'published': what engines have"))
+    teacher = teacher_spec(recipe)
+    swapped = bool(found) or (teacher is not None and fits(teacher, spec))
+    if teacher is not None:
+        found.append(("teacher", size(teacher), "distill.teacher: its weights wait in host memory"))
+    if swapped:
+        found.append(("own weights", size(spec), "while one of these computes in their place"))
+    return found
 
 
 def _stage_rows(

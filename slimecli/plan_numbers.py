@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slimecli.model_specs import ModelSpec
 from slimecli.plan_checks import DataCount
 from slimecli.plan_machine import Machine, Speed
+from slimecli.plan_spec import teacher_spec
 from slimecli.recipe import Recipe
 
 MASTER_BYTES = 4
@@ -90,11 +91,23 @@ def trainer_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:
     ]
     if recipe.algo.kl_coef > 0:
         rows.insert(1, ("reference model", share * MASTER_BYTES, f"algo.kl_coef {recipe.algo.kl_coef} > 0 {ranks}"))
+    teacher = teacher_spec(recipe)
+    if teacher is not None:
+        size = teacher.params / trainer.processes * MASTER_BYTES
+        rows.insert(1, ("teacher", size, f"distill.teacher: {teacher.params / 1e6:,.2f} M parameters {ranks}"))
     if recipe.algo.name == "ppo":
         each = 2 * MASTER_BYTES + ADAM_BYTES
         rows.insert(1, ("critic", share * each, f"weights, gradients, Adam: {each} bytes per parameter {ranks}"))
-    shown = [(n, int(v), r.strip()) for n, v, r in rows]
-    return with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, LIBRARIES)])
+    waiting = []
+    if recipe.algo.old_log_probs == "published":
+        size = int(share * MASTER_BYTES)
+        waiting = [
+            ("published weights", size, f"algo.old_log_probs = 'published': what engines have {ranks}".strip()),
+            ("own weights", size, "while the published ones compute in their place"),
+        ]
+    shown = [(n, int(v), r.strip()) for n, v, r in rows] + ([] if on_gpu else waiting)
+    values = with_sum("memory of a trainer process", [*shown, ("libraries", RUNTIME_BYTES, LIBRARIES)])
+    return values + (with_sum("host memory of a trainer process", waiting) if on_gpu and waiting else [])
 
 
 def engine_bytes(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> list[Value]:

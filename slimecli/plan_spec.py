@@ -11,6 +11,14 @@ from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 
 
+def teacher_spec(recipe: Recipe) -> ModelSpec | None:
+    """The shape of the teacher that the trainer is to hold; None: it holds none, or its folder is not here."""
+    folder = Path(recipe.distill.teacher).expanduser()
+    if not recipe.distill.teacher or not (folder / "config.json").is_file():
+        return None
+    return from_config(files.read_json(folder / "config.json"), name=folder.name)
+
+
 def model_spec(recipe: Recipe, run: RunDir | None) -> ModelSpec:
     """The shape of the recipe's model, from the run's own copy, a local config.json or the registry.
 

@@ -1,5 +1,7 @@
 """Contradictions in [algo], and what about it deserves a look."""
 
+import json
+
 import pytest
 
 from slimecli.algos import ALGORITHMS
@@ -117,3 +119,17 @@ def test_a_critic_takes_the_memory_of_a_second_model_in_training():
     )
     assert ppo["critic"] == plain["weights"] + plain["gradients"] + plain["optimizer"]
     assert ppo["total"] == plain["total"] + ppo["critic"]
+
+
+def test_frozen_models_take_the_memory_of_their_weights(tmp_path):
+    teacher = get_spec("qwen3-1.7b")
+    (tmp_path / "config.json").write_text(json.dumps(teacher.to_config()))
+    options = (f"distill.teacher={tmp_path}", "algo.old_log_probs=published")
+    spec = get_spec("qwen3-0.6b")
+    alone, here = (
+        {v.name: v.value for v in trainer_bytes(load_recipe("", o), spec, on_gpu=False)} for o in ((), options)
+    )
+    assert here["teacher"] == 4 * teacher.params
+    assert here["published weights"] == here["own weights"] == alone["weights"]
+    groups = {v.name: v.group for v in trainer_bytes(load_recipe("", options), spec, on_gpu=True)}
+    assert groups["published weights"].startswith("host") and not groups["teacher"].startswith("host")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slimecli import files
 from slimecli.errors import DataError
+from slimecli.trainers._parallel import local
 
 FORMAT = "slime-trainer-1"
 
@@ -34,7 +35,7 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], step: int, rank: int
     """
     from safetensors.torch import save_file
 
-    local: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
     index: dict[str, Any] = {}
     for name, tensor in tensors.items():
         ranges = [_rows(tensor, r, world) for r in range(world)]
@@ -42,13 +43,13 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], step: int, rank: int
             ranges[1:] = [(0, 0)] * (world - 1)
         start, stop = ranges[rank]
         if stop > start:
-            local[name] = _local(tensor).detach().cpu().contiguous()
+            kept[name] = local(tensor).detach().cpu().contiguous()
         index[name] = {
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "rows": [[_file(r), a, b] for r, (a, b) in enumerate(ranges) if b > a],
         }
-    save_file(local, folder / _file(rank))
+    save_file(kept, folder / _file(rank))
     if rank == 0:
         files.write_json(folder / "state.json", {"format": FORMAT, "step": step, "world_size": world, "tensors": index})
     if world > 1:
@@ -78,7 +79,7 @@ def load_state(folder: Path, tensors: Mapping[str, Tensor], rank: int, world: in
                     "resume with the run's own model",
                 )
             start, stop = _rows(tensor, rank, world)
-            target = _local(tensor.detach())
+            target = local(tensor.detach())
             for file, a, b in stored[name]["rows"]:
                 low, high = max(a, start), min(b, stop)
                 if low < high:
@@ -142,12 +143,6 @@ def _file(rank: int) -> str:
 
 def _sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The rows this rank holds."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
 
 
 def _rows(tensor: Tensor, rank: int, world: int) -> tuple[int, int]:

@@ -60,9 +60,13 @@ def hidden_states(body: nn.Module, packing: Packing) -> Tensor:
     return hidden
 
 
-def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
+def load_model(recipe: Recipe, model_dir: Path, *, publishes: bool = True) -> PolicyModel:
     """The HF folder as a float32 model on the CPU, checked: every weight is there, and packed log-probs are
-    transformers' own."""
+    transformers' own.
+
+    Args:
+        publishes: its weights are to go to engines, under the names that the folder has them.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -84,7 +88,8 @@ def load_model(recipe: Recipe, model_dir: Path) -> PolicyModel:
     hf.get_input_embeddings().padding_idx = None
     # Evaluation mode means no dropout, which would make policy and engine differ; gradients flow all the same.
     model = PolicyModel(hf, recipe.trainer.logits_chunk_tokens).eval()
-    _check_names(model, model_dir)
+    if publishes:
+        _check_names(model, model_dir)
     truth = _own_log_probs(model)
     fuse_norms(model.hf)
     model.hf.set_attn_implementation(_attention.NAME)

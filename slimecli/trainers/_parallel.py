@@ -61,6 +61,20 @@ def place(model: Placed, device: torch.device, world: int, compute_dtype: torch.
     return model.to(device)
 
 
+def reshard(model: torch.nn.Module) -> None:
+    """Have no rank keep whole weights that a forward pass has gathered: the next one gathers them anew."""
+    for module in model.modules():
+        release = getattr(module, "reshard", None)
+        if release is not None:
+            release()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor, or the plain one; live memory."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers inside follow from `seed`; those outside are left as they were."""

@@ -23,6 +23,7 @@ from slimecli.recipe import Recipe
 from slimecli.seeds import derive_seed
 from slimecli.trainers import _checkpoint, _optimizer, _parallel
 from slimecli.trainers._critic import Critic, ValueModel
+from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
 from slimecli.trainers._packing import pack
@@ -44,9 +45,13 @@ class FsdpTrainer:
         self._policy = _parallel.place(load_model(recipe, model_dir), self._device, self._world, self._publish_dtype)
         self._reference: PolicyModel | None = None
         if recipe.algo.kl_coef > 0 and self._algorithm.needs_rollout:
-            frozen = load_model(recipe, model_dir).requires_grad_(False)
-            self._reference = _parallel.place(frozen, self._device, self._world, self._publish_dtype)
+            self._reference = self._make_frozen(recipe, model_dir)
+        folder = teacher_folder(recipe)
+        self._teacher = None if folder is None else self._make_frozen(recipe, folder)
         self._parameters = {n.removeprefix("hf."): p for n, p in self._policy.named_parameters()}
+        self._published: HostCopy | None = None
+        if recipe.algo.old_log_probs == "published":
+            self._published = HostCopy(lambda: [_parallel.local(p.detach()) for p in self._parameters.values()])
         self._optimizer = _optimizer.make_optimizer(self._parameters, recipe.trainer)
         self._critic: Critic | None = None
         if self._algorithm.returns is not None:
@@ -60,7 +65,25 @@ class FsdpTrainer:
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
         """[T] float32 log-probability of each trained target, or the critic's value before it; 0 where the loss mask
         is 0. On the CPU, on every rank."""
+        if model == "old_policy":
+            return self._published_log_probs(batch)
         network = self._network(model)
+        if model == "teacher" and self._teacher is not None:
+            check_tokens(batch, self._teacher.hf.get_input_embeddings().weight.shape[0])
+        return self._outputs(network, batch)
+
+    def _published_log_probs(self, batch: TrainBatch) -> Tensor:
+        """Those of the weights that were last published."""
+        if self._published is None:
+            raise lacking("old_policy")
+        _parallel.reshard(self._policy)
+        with self._published.swapped_in():
+            log_probs = self._outputs(self._policy, batch)
+            _parallel.reshard(self._policy)
+        return log_probs
+
+    def _outputs(self, network: PolicyModel | ValueModel, batch: TrainBatch) -> Tensor:
+        """[T] first output of a model, on every rank."""
         result = torch.zeros(batch.num_tokens, device=self._device)
         for indices in self._plan(batch):
             chosen = batch.select(indices or [0])
@@ -94,10 +117,15 @@ class FsdpTrainer:
         return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, full tensor in model.dtype), in the model's order; a tied tensor once."""
+        """(HF name, full tensor in model.dtype), in the model's order; a tied tensor once.
+
+        Iterated to the end, they are what `old_policy` is from then on.
+        """
         for name, tensor in named_weights(self._policy):
             full = _parallel.whole(tensor.detach())
             yield name, full.to(self._publish_dtype) if isinstance(tensor, torch.nn.Parameter) else full
+        if self._published is not None:
+            self._published.refresh()
 
     def save(self, folder: Path) -> None:
         """Weights, optimizer and schedule position into an existing folder."""
@@ -109,6 +137,8 @@ class FsdpTrainer:
         _optimizer.set_steps(self._optimizer, max(self._steps_done - self._warmup, 0))
         if self._critic is not None:
             self._critic.resume(self._steps_done)
+        if self._published is not None:
+            self._published.refresh()
 
     def close(self) -> None:
         """Let go of all weights. Idempotent."""
@@ -125,15 +155,20 @@ class FsdpTrainer:
         return plan_micro_batches(batch.lengths.tolist(), budget, self._world)[self._rank]
 
     def _network(self, name: ModelName) -> PolicyModel | ValueModel:
-        if name == "critic":
-            if self._critic is None:
-                raise SlimeError(f"this trainer holds no critic: {self._algo.name} needs none", "set algo.name to ppo")
-            return self._critic.model
-        if name == "reference":
-            if self._reference is None:
-                raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
-            return self._reference
-        return self._policy
+        held = {
+            "policy": self._policy,
+            "critic": None if self._critic is None else self._critic.model,
+            "reference": self._reference,
+            "teacher": self._teacher,
+        }
+        network = held[name]
+        if network is None:
+            raise lacking(name)
+        return network
+
+    def _make_frozen(self, recipe: Recipe, folder: Path) -> PolicyModel:
+        model = load_model(recipe, folder, publishes=False).requires_grad_(False)
+        return _parallel.place(model, self._device, self._world, self._publish_dtype)
 
     def _update(self) -> tuple[float, float, float | None]:
         """Optimizer step of the policy, unless only the critic learns yet, and of the critic: gradient norm, learning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slimecli.model_specs import ModelSpec
@@ -112,6 +112,12 @@ def problems(spec: ModelSpec, layout: Layout) -> list[str]:
     if spec.moe is not None and layout.tp > 1 and not layout.sp:
         out.append("tensor parallelism of a model with experts needs sequence-parallel = true")
     return out
+
+
+def fits(other: ModelSpec, spec: ModelSpec) -> bool:
+    """Whether a model's weights can stand in another's place: nothing but its name, its longest context and prediction
+    layers differ."""
+    return replace(other, name=spec.name, max_positions=spec.max_positions, mtp=spec.mtp) == spec
 
 
 def nearest_sizes(value: int, fits: object, limit: int) -> str:

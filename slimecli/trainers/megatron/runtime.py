@@ -47,13 +47,20 @@ def start(settings: Settings, processes: int, seed: int) -> tuple[torch.device, 
     return device, rank, world
 
 
-def wrap(chunks: list[Any], settings: Settings) -> list[Any]:
-    """The chunks with gradient buffers (megatron-core's DDP) and, in bf16, casts at the model's ends."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+def in_precision(chunks: list[Any]) -> list[Any]:
+    """The chunks, in bf16 with casts at the model's ends."""
     from megatron.core.transformer.module import Float16Module
 
     config = chunks[0].config
-    inner = [Float16Module(config, c) for c in chunks] if config.bf16 else chunks
+    return [Float16Module(config, c) for c in chunks] if config.bf16 else chunks
+
+
+def wrap(chunks: list[Any], settings: Settings) -> list[Any]:
+    """The chunks with gradient buffers (megatron-core's DDP) and, in bf16, casts at the model's ends."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+    config = chunks[0].config
+    inner = in_precision(chunks)
     ddp = DistributedDataParallelConfig(**settings.ddp)
     wrapped = [
         DistributedDataParallel(config=config, ddp_config=ddp, module=c, disable_bucketing=i > 0)

@@ -22,11 +22,12 @@ from slimecli.errors import SlimeError
 from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
+from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
 from slimecli.trainers.megatron import runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.critic import ValuePasses
-from slimecli.trainers.megatron.host_copy import HostCopy
+from slimecli.trainers.megatron.frozen import Frozen
 from slimecli.trainers.megatron.micro_batches import MicroBatch
 from slimecli.trainers.megatron.model import build_chunks
 from slimecli.trainers.megatron.network import Network
@@ -59,9 +60,7 @@ class MegatronTrainer:
         self._settings = settings_of(recipe, self._spec, on_gpu=torch.cuda.is_available())
         self._device, self._rank, self._world = runtime.start(self._settings, recipe.trainer.processes, recipe.seed)
         bare = build_chunks(self._spec, self._settings, self._device)
-        weights.load_hf(bare, folder, self._spec)
-        keeps_reference = recipe.algo.kl_coef > 0 and self._algorithm.needs_rollout
-        self._reference = HostCopy(bare) if keeps_reference else None
+        self._frozen = Frozen(recipe, bare, folder, self._device)
         has_critic = self._algorithm.returns is not None
         rests = recipe.algo.critic_warmup * recipe.trainer.steps_per_rollout * has_critic
         self._policy = Network(bare, self._settings, recipe.trainer, rests=rests)
@@ -82,22 +81,24 @@ class MegatronTrainer:
         is 0. On the CPU, on every rank."""
         if model == "critic":
             if self._critic is None:
-                raise SlimeError(f"this trainer holds no critic: {self._algo.name} needs none", "set algo.name to ppo")
-            return self._outputs(self._critic, self._values, batch)
-        if model == "reference":
-            if self._reference is None:
-                raise SlimeError("this trainer holds no reference model", "set algo.kl_coef above 0")
+                raise lacking(model)
+            self._critic.gather()
+            return self._outputs(self._critic.chunks, self._values, batch)
+        # what the training pass replays is what the policy chose that its probabilities are compared with
+        records = self._routing if model in ("policy", "old_policy") else None
+        if records:
+            records.start_recording(batch, self._device)
+        if model == "policy":
             self._policy.gather()
-            with self._reference.swapped_in(self._policy.bare):
-                return self._outputs(self._policy, self._passes, batch)
-        if self._routing is None:
-            return self._outputs(self._policy, self._passes, batch)
-        self._routing.start_recording(batch, self._device)
-        log_probs = self._outputs(self._policy, self._passes, batch)
-        self._routing.finish_recording(batch)
+            log_probs = self._outputs(self._policy.chunks, self._passes, batch)
+        else:
+            with self._frozen.ready(model, self._policy, self._passes, batch) as (chunks, passes):
+                log_probs = self._outputs(chunks, passes, batch)
+        if records:
+            records.finish_recording(batch)
         return log_probs
 
-    def _outputs(self, network: Network, passes: Passes, batch: TrainBatch) -> Tensor:
+    def _outputs(self, chunks: list[Any], passes: Passes, batch: TrainBatch) -> Tensor:
         """[T] first output of a model, on every rank."""
         found: list[Tensor] = []
 
@@ -106,9 +107,8 @@ class MegatronTrainer:
                 found.append(outputs[0])
             return outputs[0].sum()
 
-        network.gather()
-        with runtime.evaluating(network.chunks):
-            shares = passes.run(network.chunks, batch, self._temperature(batch), use, forward_only=True)
+        with runtime.evaluating(chunks):
+            shares = passes.run(chunks, batch, self._temperature(batch), use, forward_only=True)
         result = torch.zeros(batch.num_tokens, device=self._device)
         if is_reporter():
             for places, values in zip(shares, found, strict=True):
@@ -122,7 +122,7 @@ class MegatronTrainer:
         trained = int(batch.loss_mask.sum())
         if not trained:
             raise SlimeError(f"optimizer step {number}: no token of the batch is trained on", "look at the loss masks")
-        if self._reference is not None and batch.ref_log_probs is None:
+        if "reference" in self._frozen and batch.ref_log_probs is None:
             raise SlimeError("the batch has no ref_log_probs", 'set them by Trainer.log_probs(batch, "reference")')
         tally = Tally()
         replayed = self._learn(batch, tally)
@@ -144,12 +144,16 @@ class MegatronTrainer:
         return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate."""
+        """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate.
+
+        Iterated to the end, they are what `old_policy` is from then on.
+        """
         self._policy.gather()
         folder = HfFolder(self._model_dir)
         yield from weights.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
         for name, tensor in weights.carried(folder, self._spec):
             yield name, tensor.to(self._publish_dtype)
+        self._frozen.published()
 
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
@@ -162,6 +166,7 @@ class MegatronTrainer:
     def load(self, folder: Path) -> None:
         """Inverse of save, at any layout."""
         self._steps_done = self._policy.load(folder)
+        self._frozen.published()
         if self._critic is not None:
             self._critic.load(folder / CRITIC)
 

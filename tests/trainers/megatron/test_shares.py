@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from slimecli.model_specs import get_spec
+from slimecli.files import read_json
+from slimecli.model_specs import from_config, get_spec
 from slimecli.plan_megatron import decided_values, megatron_bytes
 from slimecli.recipe import load_recipe
 from slimecli.trainers import open_trainer
@@ -13,6 +15,7 @@ from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.layout import Layout
 from slimecli.trainers.megatron.shares import critic_parameters, stage_layers, stage_parameters, token_width
 from tests.trainers import made
+from tests.trainers.megatron.conftest import initial
 from tests.trainers.megatron.ranks import megatron, world_of
 from tests.trainers.processes import run_ranks
 
@@ -174,6 +177,9 @@ def test_memory_follows_the_layout():
     name = ("memory", "activations, estimated")
     full = values("trainer.activation_checkpointing=true")
     assert full[name] < one[name] / 5
+    both = values("algo.old_log_probs=published", kl=0.1)
+    waits = [both["host", name] for name in ("reference model", "published weights", "own weights")]
+    assert waits == [one["memory", "weights"]] * 3 and both["host", "total"] == sum(waits)
     ppo = values("algo.name=ppo")
     both = one["memory", "weights"] + one["memory", "gradients"]
     assert ppo["memory", "critic"] == pytest.approx(both, rel=1e-4), "tied: neither has an output layer"
@@ -188,6 +194,21 @@ def test_memory_follows_the_layout():
     assert split["memory", "weights"] == pytest.approx(one["memory", "weights"] / 4, rel=0.001)
     stages = values("megatron.pipeline_model_parallel_size=4", processes=4)
     assert stages[name] == pytest.approx(one[name], rel=0.01), "a quarter of the layers, four micro-batches in flight"
+
+
+def test_a_teacher_waits_in_host_memory(model_of):
+    """One of another architecture has a place of its own; one of the policy's takes turns with it."""
+    spec = from_config(read_json(model_of("qwen3", 4) / "config.json"))
+
+    def host(folder):
+        values = megatron_bytes(recipe_of(f"distill.teacher={folder}"), spec, on_gpu=True)
+        return {v.name: v.value for v in values if v.group.startswith("host") and v.name != "total"}
+
+    size = 2 * sum(np.size(t) for t in initial(model_of("llama", 8)).values())
+    assert host(model_of("llama", 8)) == {"teacher": pytest.approx(size, rel=0.5)}
+    alike = host(model_of("qwen3", 4))
+    assert set(alike) == {"teacher", "own weights"} and len(set(alike.values())) == 1
+    assert host("nowhere") == {}
 
 
 def test_each_decision_is_told_with_its_reason():
