@@ -155,6 +155,9 @@ def from_groups(groups: list[Group], *, temperature: float, reward_key: str = ""
     if not kept:
         raise DataError("there is no sample to train on", "see why every answer failed in the rollout's samples")
     samples = [_checked(s) for _, s in kept]
+    group_ids = [-1 - g if s.group_index is None else s.group_index for g, s in kept]
+    rollout_ids = [-1 - i if s.rollout_id is None else s.rollout_id for i, s in enumerate(samples)]
+    _check_executions(group_ids, rollout_ids)
     cu_seqlens = _cumulative(torch.tensor([len(s.tokens) for s in samples]))
     return TrainBatch(
         tokens=_packed([s.tokens for s in samples], torch.int64),
@@ -165,8 +168,8 @@ def from_groups(groups: list[Group], *, temperature: float, reward_key: str = ""
         rollout_log_probs=_log_probs(samples, "rollout_log_probs"),
         teacher_log_probs=_log_probs(samples, "teacher_log_probs"),
         rewards=torch.tensor([0.0 if s.reward is None else s.get_reward_value(reward_key or None) for s in samples]),
-        group_ids=torch.tensor([-1 - g if s.group_index is None else s.group_index for g, s in kept]),
-        rollout_ids=torch.tensor([-1 - i if s.rollout_id is None else s.rollout_id for i, s in enumerate(samples)]),
+        group_ids=torch.tensor(group_ids),
+        rollout_ids=torch.tensor(rollout_ids),
         prompt_lengths=torch.tensor([s.prompt_length for s in samples]),
         temperature=temperature,
     )
@@ -275,6 +278,17 @@ def _checked(sample: Sample) -> Sample:
             "begin the prompt with a start token",
         )
     return sample
+
+
+def _check_executions(group_ids: list[int], rollout_ids: list[int]) -> None:
+    """An execution works on one prompt: one that stood in two groups would halve the weight of both in the loss."""
+    group_of: dict[int, int] = {}
+    for group, rollout in zip(group_ids, rollout_ids, strict=True):
+        if group_of.setdefault(rollout, group) != group:
+            raise DataError(
+                f"rollout_id {rollout} stands in the groups {group_of[rollout]} and {group}",
+                "let the generate function leave rollout_id alone, or set it to the sample's index",
+            )
 
 
 def _log_probs(samples: list[Sample], name: Literal["rollout_log_probs", "teacher_log_probs"]) -> Tensor | None:

@@ -25,36 +25,55 @@ def per_sample_mean(values: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
     return per_sample_sum(values * mask, cu_seqlens) / per_sample_sum(mask, cu_seqlens).clamp(min=1)
 
 
-def group_centred(rewards: Tensor, group_ids: Tensor, *, by_std: bool, eps: float = 1e-6) -> Tensor:
+def group_centred(
+    rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor | None = None, *, by_std: bool, eps: float = 1e-6
+) -> Tensor:
     """[N] reward minus the mean of its group, divided by (unbiased std + eps) if asked.
 
-    Groups are told by id, never by position, and may differ in size. A group without a difference in reward, or of one
-    answer, gives exactly 0: rounding in its mean must not be blown up by a tiny std.
+    Groups are told by id, never by position, and may differ in size. Mean and std are over executions: k samples cut
+    from one count 1/k each; without rollout_ids every sample is one. A group without a difference in reward, or of one
+    execution, gives exactly 0: rounding in its mean must not be blown up by a tiny std.
     """
-    group, count, alike = _groups(rewards, group_ids)
+    group, count, part, alike = _groups(rewards, group_ids, rollout_ids)
     x = rewards.double()
-    centred = x - (_group_sums(x, group, len(count)) / count)[group]
+    centred = x - (_group_sums(x * part, group, len(count)) / count)[group]
     if by_std:
-        variance = _group_sums(centred.square(), group, len(count)) / (count - 1).clamp(min=1)
+        variance = _group_sums(centred.square() * part, group, len(count)) / (count - 1).clamp(min=1)
         centred = centred / (variance.sqrt()[group] + eps)
     return torch.where(alike[group], 0.0, centred).float()
 
 
-def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[N] reward minus the mean of the *other* answers of its group; exactly 0 for equal rewards and groups of one."""
-    group, count, alike = _groups(rewards, group_ids)
+def leave_one_out(rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor | None = None) -> Tensor:
+    """[N] reward minus the mean of the *other* executions of its group; exactly 0 for equal rewards, and for one alone.
+
+    The reward of an execution is the mean over the samples cut from it.
+    """
+    group, count, part, alike = _groups(rewards, group_ids, rollout_ids)
     x = rewards.double()
-    others = (_group_sums(x, group, len(count))[group] - x) / (count[group] - 1).clamp(min=1)
+    own = x if rollout_ids is None else over_executions(x * part, rollout_ids)
+    others = (_group_sums(x * part, group, len(count))[group] - own) / (count[group] - 1).clamp(min=1)
     return torch.where(alike[group], 0.0, x - others).float()
 
 
-def _groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[N] number of each sample's group; [groups] its size; [groups] whether all its rewards are the same."""
-    _, group, count = torch.unique(group_ids, return_inverse=True, return_counts=True)
+def over_executions(values: Tensor, rollout_ids: Tensor) -> Tensor:
+    """[N] the sum over all samples of each sample's execution."""
+    _, execution = torch.unique(rollout_ids, return_inverse=True)
+    return torch.zeros_like(values).index_add(0, execution, values)[execution]
+
+
+def _groups(rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[N] number of each sample's group; [groups] its executions; [N] share of a sample in its execution; [groups]
+    whether there is nothing to compare: one execution, or rewards that are all the same."""
+    groups, group = torch.unique(group_ids, return_inverse=True)
+    rollout_ids = torch.arange(len(group)) if rollout_ids is None else rollout_ids
+    _, execution, samples = torch.unique(rollout_ids, return_inverse=True, return_counts=True)
+    part = 1.0 / samples[execution].double()
+    pairs = torch.unique(torch.stack([group, execution]), dim=1)
+    count = torch.bincount(pairs[0], minlength=len(groups))
     x = rewards.double()
     low = torch.full((len(count),), torch.inf, dtype=torch.float64).scatter_reduce(0, group, x, "amin")
     high = torch.full((len(count),), -torch.inf, dtype=torch.float64).scatter_reduce(0, group, x, "amax")
-    return group, count, low == high
+    return group, count, part, (low == high) | (count == 1)
 
 
 def _group_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:

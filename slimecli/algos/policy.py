@@ -12,6 +12,7 @@ from slimecli.algos.functions import (
     dual_clipped,
     group_centred,
     kl_estimate,
+    over_executions,
     per_sample_sum,
     per_token,
     whiten,
@@ -37,15 +38,16 @@ def token_penalty(batch: TrainBatch, section: AlgoSection) -> Tensor:
 
 
 def penalised_rewards(batch: TrainBatch, section: AlgoSection) -> Tensor:
-    """[N] reward of each answer, minus the penalties of its tokens."""
-    return batch.rewards - per_sample_sum(token_penalty(batch, section), batch.cu_seqlens)
+    """[N] reward of each answer, minus the penalties of its execution's tokens."""
+    penalties = per_sample_sum(token_penalty(batch, section), batch.cu_seqlens)
+    return batch.rewards - over_executions(penalties, batch.rollout_ids)
 
 
 def compared(rewards: Tensor, batch: TrainBatch, section: AlgoSection, *, by_std: bool) -> Tensor:
     """[N] rewards centred within their groups, unless the recipe says to leave them alone."""
     if not section.rewards_normalization:
         return rewards
-    return group_centred(rewards, batch.group_ids, by_std=by_std)
+    return group_centred(rewards, batch.group_ids, batch.rollout_ids, by_std=by_std)
 
 
 def spread(per_sample: Tensor, batch: TrainBatch, section: AlgoSection) -> Tensor:

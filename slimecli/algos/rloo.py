@@ -23,7 +23,7 @@ from slimecli.recipe_algo import AlgoSection
 
 def advantages(batch: TrainBatch, section: AlgoSection) -> Tensor:
     """[T] reward minus the mean of the others', at each trained position of the answer."""
-    return spread(leave_one_out(penalised_rewards(batch, section), batch.group_ids), batch, section)
+    return spread(leave_one_out(penalised_rewards(batch, section), batch.group_ids, batch.rollout_ids), batch, section)
 
 
 RLOO = Algorithm(name="rloo", advantages=advantages, loss=ppo_loss)

@@ -10,6 +10,7 @@ from typing import Any
 
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
+from slimecli.rollout.executions import rewarded, share_rewards
 from slimecli.rollout.teacher import Teacher
 from slimecli.types import Group, Sample, SampleStatus
 
@@ -37,14 +38,14 @@ class Generator:
     """judges finished answers, token by token (on-policy distillation)"""
 
     async def group(self, group: Group, sampling: Sequence[Mapping[str, Any]]) -> Group:
-        """Generate and score one group. An answer that is aborted under way has failed, unless `partial`: then the group
-        comes back unscored, to be given here once more.
+        """Generate and score one group. An answer that is aborted under way has failed, unless `partial`: then the
+        group comes back unscored, to be given here once more.
 
         Args:
-            group: samples of one prompt: pending ones are begun, aborted ones continued, finished ones left as they are.
+            group: samples of one prompt: pending ones are begun, aborted ones continued, finished ones left alone.
             sampling: [len(group)] sampling parameters, seed included.
         """
-        todo = [(s, p) for s, p in zip(group, sampling, strict=True) if s.status in _UNFINISHED]
+        todo = [(s, p) for s, p in zip(group, sampling, strict=True) if s.status in UNFINISHED]
         for sample, params in todo:
             sample.sampling = dict(params)
         if self.custom is None:
@@ -52,14 +53,15 @@ class Generator:
             done = list(group)
         else:
             finished = await asyncio.gather(*(self._generate_custom(s) for s, _ in todo))
-            done = [s for s in group if s.status not in _UNFINISHED and s not in [t for t, _ in todo]]
+            done = [s for s in group if s.status not in UNFINISHED and s not in [t for t, _ in todo]]
             done += [s for part in finished for s in part]
-        if self.partial and any(s.status in _UNFINISHED for s in done):
+        if self.partial and any(s.status in UNFINISHED for s in done):
             return done
         for sample in done:
             if sample.status is SampleStatus.ABORTED:
                 self._mark_failed(sample, "generation", SlimeError("the engine aborted the answer"))
-        await self._score(done)
+        await self._score([s for s in done if rewarded(s)])
+        share_rewards(done)
         await self._ask_teacher(done)
         return done
 
@@ -67,7 +69,7 @@ class Generator:
         for sample in samples:
             if sample.response_length:
                 self._continue(sample)
-        samples = [s for s in samples if s.status in _UNFINISHED]
+        samples = [s for s in samples if s.status in UNFINISHED]
         if not samples:
             return
         payload = {
@@ -165,7 +167,7 @@ def failure(sample: Sample) -> str:
     return str(sample.metadata.get("failure") or "the generate function gave it the status `failed`")
 
 
-_UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
+UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 
 
 def append_reply(sample: Sample, reply: Mapping[str, Any]) -> None:

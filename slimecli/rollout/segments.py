@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from slimecli.errors import DataError, SlimeError
 from slimecli.types import Sample, SampleStatus
@@ -34,6 +34,9 @@ FINISHED: dict[str, SampleStatus] = {
     "abort": SampleStatus.ABORTED,
 }
 """SGLang's finish_reason.type -> how the answer ended"""
+
+OWN_METADATA = ("turns", "segment", "segments", "stats")
+"""what is noted about an execution in the metadata of its samples"""
 
 OnBreak = Literal["segment", "error"]
 
@@ -73,6 +76,8 @@ class Segment:
     """start and end of every turn of the model, as positions in tokens"""
     versions: list[str] = field(default_factory=list)
     """weight versions in order of first use"""
+    version_spans: list[list[Any]] = field(default_factory=list)
+    """[version, start, end]: who spoke response tokens start..end-1"""
     finish: str = "stop"
     """SGLang's finish_reason.type of its last turn"""
     cut: bool = False
@@ -118,7 +123,7 @@ class Trajectory:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
         log_probs: Sequence[float],
-        versions: Sequence[str],
+        versions: Sequence[str | tuple[str, int, int]],
         finish_reason: str,
         trained: bool = True,
     ) -> Joined:
@@ -128,7 +133,8 @@ class Trajectory:
             prompt_ids: everything that the engine was given.
             output_ids: what it said.
             log_probs: [output_ids] log-probability of each token as sampled.
-            versions: weight versions that spoke, in order of first use.
+            versions: weight versions that spoke, in order of first use; as (version, start, end) where it is known
+                which of the output's tokens are whose. Without that, all of them count as the first one's.
             finish_reason: SGLang's finish_reason.type: stop, length or abort.
             trained: False gives this turn the loss mask 0.
         """
@@ -157,7 +163,7 @@ class Trajectory:
         segment.mask += [0] * between + [int(trained)] * len(said)
         segment.log_probs += [0.0] * between + (probs if trained else [0.0] * len(said))
         segment.spoken.append((start, start + len(said)))
-        segment.versions += [v for v in versions if v not in segment.versions]
+        self._note_versions(segment, versions, start, len(said))
         return joined
 
     def join(self, prompt_ids: Sequence[int]) -> Joined:
@@ -189,10 +195,11 @@ class Trajectory:
         """
         kept = [s for s in self._segments if any(s.mask)] or self._segments[-1:]
         rollout_id = base.index if base.rollout_id is None else base.rollout_id
+        stated = {k: v for k, v in base.metadata.items() if k not in OWN_METADATA}  # of an execution that began before
         result = []
         for number, segment in enumerate(kept):
             prompt, response = segment.tokens[: segment.prompt_length], segment.tokens[segment.prompt_length :]
-            metadata = dict(base.metadata) | {"turns": len(segment.spoken)}
+            metadata = stated | {"turns": len(segment.spoken)}
             if len(kept) > 1:
                 metadata |= {"segment": number, "segments": len(kept)}
             sample = replace(
@@ -205,12 +212,25 @@ class Trajectory:
                 loss_mask=list(segment.mask),
                 rollout_log_probs=list(segment.log_probs),
                 weight_versions=list(segment.versions),
+                version_spans=[list(span) for span in segment.version_spans],
                 status=segment.status,
                 metadata=metadata,
                 sampling=dict(base.sampling),
             )
             result.append(sample)
         return result
+
+    @staticmethod
+    def _note_versions(
+        segment: Segment, versions: Sequence[str | tuple[str, int, int]], start: int, length: int
+    ) -> None:
+        begin = start - segment.prompt_length
+        spans = [v for v in versions if not isinstance(v, str)] or [(str(v), 0, length) for v in versions[:1]]
+        for version, low, high in spans:
+            if low < min(high, length):
+                segment.version_spans.append([version, begin + low, begin + min(high, length)])
+        names = [v if isinstance(v, str) else v[0] for v in versions]
+        segment.versions += [v for v in dict.fromkeys(names) if v not in segment.versions]
 
     def _is_full(self, segment: Segment, prompt: list[int]) -> bool:
         """No token of the answer fits any more; what the environment said last is not worth keeping then."""

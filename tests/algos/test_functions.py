@@ -187,3 +187,27 @@ def test_the_example_of_the_docs_is_an_algorithm(tmp_path):
     log_probs = torch.zeros(batch.num_tokens, requires_grad=True)
     made.step_loss(mine, section, ready, log_probs).backward()
     assert log_probs.grad.tolist() == pytest.approx([-0.125, -0.125, 0, 0, 0.25, 0])
+
+
+def test_cutting_an_execution_in_parts_changes_nobody_elses_advantage():
+    """Rewards 3, 1, 2 of a group; the first execution is cut into three samples, the last into two."""
+    rewards, ids = torch.tensor([3.0, 1.0, 2.0, 5.0, 5.5]), torch.tensor([4, 4, 4, 7, 7])
+    cut = torch.tensor([0, 0, 0, 1, 2, 2, 3, 4])
+    for function in (
+        lambda r, g, e: group_centred(r, g, e, by_std=True),
+        lambda r, g, e: group_centred(r, g, e, by_std=False),
+        leave_one_out,
+    ):
+        whole = function(rewards, ids, torch.arange(5))
+        assert torch.equal(whole, function(rewards, ids, None))
+        parts = function(rewards[cut], ids[cut], cut + 10)
+        assert torch.allclose(parts, whole[cut], atol=1e-6)
+
+
+def test_agents_of_one_execution_may_differ_in_reward():
+    rewards = torch.tensor([1.0, 0.0, 0.0])  # two agents of the first execution, and another execution
+    ids, executions = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 0, 1])
+    assert group_centred(rewards, ids, executions, by_std=False).tolist() == [0.75, -0.25, -0.25]
+    assert leave_one_out(rewards, ids, executions).tolist() == [1.0, 0.0, -0.5]
+    alone = torch.zeros(3, dtype=torch.int64)
+    assert group_centred(rewards, ids, alone, by_std=False).tolist() == [0, 0, 0]

@@ -63,6 +63,15 @@ def test_a_continued_answer_has_nothing_between():
     assert (sample.weight_versions, sample.status) == (["1", "2"], SampleStatus.COMPLETED)
 
 
+def test_who_spoke_which_token():
+    t = Trajectory(max_tokens=9)
+    t.append_turn(P, A1, [-1.0] * 3, [("7", 0, 1), ("8", 1, 3)], "stop")
+    t.append_turn(P + A1 + U1, [*A2, 9], [-1.0] * 3, ["8", "9"], "stop")  # one of its three tokens is cut off
+    (sample,) = t.samples(base())
+    assert sample.version_spans == [["7", 0, 1], ["8", 1, 3], ["8", 5, 7]]
+    assert sample.weight_versions == ["7", "8", "9"]
+
+
 def test_an_answer_told_differently_begins_a_segment():
     t = Trajectory()
     turn(t, P, A1)

@@ -1,0 +1,35 @@
+"""Samples cut from one execution belong together: one reward, one weight in statistics, one fate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slimecli.types import Sample, SampleStatus
+
+
+def executions(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Samples by execution, in order of first appearance; one without a rollout_id is an execution of its own."""
+    found: dict[tuple[str, int], list[Sample]] = {}
+    for number, sample in enumerate(samples):
+        key = ("own", number) if sample.rollout_id is None else ("shared", sample.rollout_id)
+        found.setdefault(key, []).append(sample)
+    return list(found.values())
+
+
+def rewarded(sample: Sample) -> bool:
+    """Whether a sample is scored itself: of the segments of one conversation only the last is, where the answer is."""
+    return bool(sample.metadata.get("segment", 0) == sample.metadata.get("segments", 1) - 1)
+
+
+def share_rewards(samples: Sequence[Sample]) -> None:
+    """Give every earlier segment the reward, or the failure, of its execution's last one."""
+    for execution in executions(samples):
+        last = next((s for s in execution if s.metadata.get("segments") and rewarded(s)), None)
+        for sample in execution:
+            if last is None or rewarded(sample) or sample.reward is not None:
+                continue
+            if last.status is SampleStatus.FAILED:
+                sample.status = SampleStatus.FAILED
+                sample.metadata = {**sample.metadata, "failure": last.metadata.get("failure", "")}
+            else:
+                sample.reward = dict(last.reward) if isinstance(last.reward, dict) else last.reward

@@ -1,0 +1,140 @@
+"""Several samples of one execution: rewards, advantages, loss weights, optimizer steps, and the record."""
+
+import asyncio
+
+import pytest
+import torch
+
+from slimecli.algos import algorithm
+from slimecli.batch import from_groups, split_steps, weigh
+from slimecli.data_tools.filters import load_filter
+from slimecli.errors import DataError, SlimeError
+from slimecli.recipe_algo import AlgoSection
+from slimecli.rollout.executions import executions, share_rewards
+from slimecli.rollout.generate import Generator
+from slimecli.rollout.versions import as_prompts
+from slimecli.samples import decode_samples, encode_samples
+from slimecli.types import Sample, SampleStatus
+
+
+def part(group, index, length, *, rollout_id=None, reward=None, **metadata) -> Sample:
+    return Sample(
+        group_index=group,
+        index=index,
+        rollout_id=rollout_id,
+        tokens=[1, 2, *range(10, 10 + length)],
+        response_length=length,
+        rollout_log_probs=[-1.0] * length,
+        reward=reward,
+        status=SampleStatus.COMPLETED,
+        metadata=metadata,
+    )
+
+
+def test_a_cut_execution_has_the_weight_and_advantage_of_a_whole_one():
+    """One answer of 6 tokens, whole or in two samples of 4 and 2: the same gradient in sum."""
+    section = AlgoSection(name="grpo")
+    whole = [[part(0, 0, 6, rollout_id=0, reward=1.0), part(0, 1, 3, rollout_id=1, reward=0.0)]]
+    cut = [
+        [
+            part(0, 0, 4, rollout_id=0, reward=1.0),
+            part(0, 0, 2, rollout_id=0, reward=1.0),
+            part(0, 1, 3, rollout_id=1, reward=0.0),
+        ]
+    ]
+    sums = []
+    for groups in (whole, cut):
+        batch = from_groups(groups, temperature=1.0)
+        batch = weigh(batch.replace(advantages=algorithm("grpo").advantages(batch, section)), "sample")
+        pull = batch.loss_weight * batch.advantages
+        ids = torch.repeat_interleave(batch.rollout_ids, batch.lengths)
+        sums.append([float(pull[ids == i].sum()) for i in (0, 1)])
+        assert float(batch.loss_weight.sum()) == pytest.approx(1.0)
+    assert sums[0] == pytest.approx(sums[1])
+    assert sums[0][0] > 0 > sums[0][1]
+
+
+def test_an_execution_is_never_split_over_optimizer_steps():
+    rows = [part(0, 0, 2, rollout_id=0, reward=1.0)] * 3 + [part(0, 1, 2, rollout_id=1, reward=0.0)]
+    first, second = split_steps(from_groups([rows], temperature=1.0), 2)
+    assert first.rollout_ids.tolist() == [0, 0, 0]
+    assert second.rollout_ids.tolist() == [1]
+
+
+def test_one_rollout_id_in_two_groups_is_refused():
+    groups = [[part(0, 0, 2, rollout_id=5, reward=1.0)], [part(1, 1, 2, rollout_id=5, reward=1.0)]]
+    with pytest.raises(DataError, match="rollout_id 5 stands in the groups 0 and 1"):
+        from_groups(groups, temperature=1.0)
+
+
+def test_executions_in_order():
+    a, b, c, d = (part(0, i, 1, rollout_id=r) for i, r in enumerate([7, None, 7, None]))
+    assert [[s.index for s in e] for e in executions([a, b, c, d])] == [[0, 2], [1], [3]]
+
+
+def fan_out(metadata):
+    """A generate function that cuts its execution into as many samples as `metadata` has."""
+
+    async def generate(args, sample, sampling_params):
+        return [part(sample.group_index, sample.index, i + 1, **m) for i, m in enumerate(metadata)]
+
+    return generate
+
+
+def run(generate, reward, n=2, **kwargs):
+    pending = [Sample(group_index=0, index=i, tokens=[1, 2]) for i in range(n)]
+    generator = Generator(engine=None, reward=reward, args=None, timeout_s=5, custom=generate, **kwargs)
+    return asyncio.run(generator.group(pending, [{}] * n))
+
+
+def test_segments_share_the_reward_of_the_last():
+    scored = []
+
+    async def reward(args, sample, **kwargs):
+        scored.append(sample.response_length)
+        return {"score": float(sample.index), "other": 2.0}
+
+    done = run(fan_out([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2}]), reward)
+    assert scored == [2, 2]
+    assert [(s.rollout_id, s.reward["score"]) for s in done] == [(0, 0.0), (0, 0.0), (1, 1.0), (1, 1.0)]
+    assert done[0].reward is not done[1].reward
+    assert load_filter("zero-variance")(None, done).keep
+
+
+def test_segments_share_a_failed_reward():
+    async def reward(args, sample, **kwargs):
+        raise SlimeError("no score")
+
+    done = run(fan_out([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2}]), reward, n=1)
+    assert [s.status for s in done] == [SampleStatus.FAILED] * 2
+    assert done[0].metadata["failure"] == "reward: no score"
+
+
+def test_agents_are_each_scored_and_own_rewards_kept():
+    async def reward(args, sample, **kwargs):
+        return float(sample.response_length)
+
+    done = run(fan_out([{"agent": "solver"}, {"agent": "critic"}]), reward, n=1)
+    assert [s.reward for s in done] == [1.0, 2.0]
+    done[0].reward = 9.0
+    share_rewards(done)
+    assert [s.reward for s in done] == [9.0, 2.0]
+
+
+def test_group_rewards_see_one_sample_per_conversation():
+    async def reward(args, samples, **kwargs):
+        return [float(len(samples))] * len(samples)
+
+    done = run(fan_out([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2}]), reward, n=3, group_reward=True)
+    assert [s.reward for s in done] == [3.0] * 6
+
+
+def test_fan_out_survives_the_record_and_begins_anew_as_its_prompt():
+    async def reward(args, sample, **kwargs):
+        return 1.0
+
+    done = run(fan_out([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2}]), reward)
+    (again,) = decode_samples(encode_samples([done]), "x")
+    assert again == done
+    begun = as_prompts(again)
+    assert [(s.index, s.tokens, s.status) for s in begun] == [(i, [1, 2], SampleStatus.PENDING) for i in (0, 1)]
