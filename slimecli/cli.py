@@ -17,7 +17,7 @@ import typer
 
 from slimecli import __version__, console, env
 from slimecli.errors import ExitCode, SlimeError
-from slimecli.flags import expand_eval_data, expand_sglang
+from slimecli.flags import expand_eval_data, expand_ray_address, expand_sglang
 
 COMMANDS: dict[str, str] = {
     "run": "slimecli.commands.run",
@@ -81,7 +81,8 @@ def build_app(names: Sequence[str] | None = None) -> typer.Typer:
     app.callback()(_global_options)
     for name in COMMANDS if names is None else names:
         module = importlib.import_module(COMMANDS[name])
-        app.command(name, epilog=epilog(module.EXAMPLES), rich_help_panel=panel_of[name])(module.cli)
+        kind = getattr(module, "COMMAND", None)  # of commands with flags for recipe fields
+        app.command(name, cls=kind, epilog=epilog(module.EXAMPLES), rich_help_panel=panel_of[name])(module.cli)
     return app
 
 
@@ -129,7 +130,7 @@ def run(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     """Call the command. Without one, show the help; that is nothing done, so not OK."""
-    argv = expand_sglang(expand_eval_data(argv))
+    argv = expand_sglang(expand_eval_data(expand_ray_address(argv)))
     app = build_app(argv[:1]) if argv and argv[0] in COMMANDS else build_app()
     try:
         result = app(argv or ["--help"], prog_name="slime", standalone_mode=False)

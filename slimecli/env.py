@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -66,6 +67,28 @@ def rendezvous() -> tuple[str, int]:
 def child_env(**extra: str) -> dict[str, str]:
     """Environment for a process that slime starts: the user's own plus the pairs given."""
     return {**os.environ, **extra}
+
+
+def engine_env(threads: int, **extra: str) -> dict[str, str]:
+    """Environment for a rollout server in a process of its own.
+
+    Without what torchrun sets for this process, which is none of the server's ranks, and without the allocator options
+    of training, which SGLang's memory saver cannot work with.
+    """
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    dropped = {*ours, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **extra}
+
+
+def sglang_python() -> str:
+    """Interpreter with SGLang that the tests use: `SLIME_SGLANG_PYTHON`; empty if it is not set."""
+    return os.environ.get("SLIME_SGLANG_PYTHON", "")
+
+
+def set_visible_gpus(numbers: Sequence[int]) -> None:
+    """GPUs of this machine that this process and its children may use. Call before CUDA is touched."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(n) for n in numbers)
 
 
 def quiet_libraries() -> None:

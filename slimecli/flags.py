@@ -59,6 +59,27 @@ def expand_eval_data(argv: Sequence[str]) -> list[str]:
     return [*argv[:start], "--set", f"eval.sets={{{listed}}}", *expand_eval_data(argv[end:])]
 
 
+RAY_ADDRESS = "--ray-address"
+
+
+def expand_ray_address(argv: Sequence[str]) -> list[str]:
+    """`--ray-address HOST:PORT` -> `--set cluster.address=HOST:PORT`, with Ray as the backend."""
+    out: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            return [*out, word, *words]
+        name, sep, value = word.partition("=")
+        if name != RAY_ADDRESS:
+            out.append(word)
+            continue
+        address = value if sep else next(words, "")
+        if not address or address.startswith("-"):
+            raise UsageError(f"{RAY_ADDRESS} needs an address", f"{RAY_ADDRESS} 10.0.0.1:6379, or auto")
+        out += ["--set", f"cluster.address={json.dumps(address)}", "--set", "cluster.backend='ray'"]
+    return out
+
+
 SGLANG = "--sglang-"
 _ROUTER = "--sglang-router-"
 """arguments of the router, which are not the server's"""

@@ -1,9 +1,10 @@
-"""Is a model divided over trainer processes in a way that can be? Checked before anything starts."""
+"""Can trainer processes and engines be started as the recipe says? Checked before anything starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slimecli.engines.sglang.arguments import problems_of as sglang_problems
 from slimecli.errors import SlimeError
 from slimecli.plan_machine import gpu_memories
 from slimecli.plan_spec import model_spec
@@ -24,3 +25,13 @@ def check_megatron(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield from problems_of(recipe, spec, on_gpu=bool(gpu_memories()))
     except SlimeError as error:
         yield f"{error.what}; {error.fix}"
+
+
+def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Whether the installed SGLang knows the arguments, and weights can reach its servers."""
+    if recipe.engine.backend != "sglang":
+        return
+    if recipe.sync.kind in ("in_process", "shared_memory"):
+        yield f"`sync.kind` = {recipe.sync.kind!r} does not reach SGLang servers; take 'disk' or 'distributed'"
+    if not recipe.engine.urls:
+        yield from sglang_problems(recipe)

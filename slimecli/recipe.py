@@ -19,10 +19,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
-from slimecli.flags import megatron_overrides
+from slimecli.flags import expand_sglang, megatron_overrides
 from slimecli.protocols import SyncKind
 from slimecli.recipe_algo import AlgoSection, DistillSection
 from slimecli.recipe_engine import ClusterSection, EngineSection, SyncSection
+from slimecli.recipe_live import LiveSection
 from slimecli.recipe_reward import RewardSection
 from slimecli.recipe_rollout import EvalSection, RolloutSection
 from slimecli.recipe_sections import (
@@ -54,6 +55,7 @@ class Recipe(Section):
     """rollout steps of the run in all (not further ones after a resume); 0: SFT only"""
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
+    live: LiveSection = LiveSection()
     rollout: RolloutSection = RolloutSection()
     tools: ToolsSection = ToolsSection()
     reward: RewardSection = RewardSection()
@@ -82,6 +84,15 @@ class Recipe(Section):
         return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
+    def gpus_per_engine(self) -> int:
+        """GPUs that one engine is spread over: SGLang's tensor x pipeline parallelism; 1 for the embedded engine."""
+        if self.engine.backend != "sglang":
+            return 1
+        given = {name.replace("-", "_"): int(value) for name, value in self.sglang.items() if str(value).isdigit()}
+        tensor = given.get("tp_size") or given.get("tensor_parallel_size") or given.get("tp") or 1
+        return tensor * (given.get("pp_size") or given.get("pipeline_parallel_size") or 1)
+
+    @property
     def is_one_host(self) -> bool:
         """Whether trainer and engines are all on this machine: no cluster is joined, and no engine is elsewhere."""
         hosts = {urlsplit(url).hostname for url in self.engine.urls}
@@ -93,11 +104,12 @@ class Recipe(Section):
         A single command on a run that broadcasts under Ray has trainer and engine in one process, where a broadcast
         would wait for itself: nothing is sent there.
         """
-        if self.sync.kind == "distributed" and backend == "local" and not self.engine.urls:
+        starts_sglang = self.engine.backend == "sglang" and not self.engine.urls
+        if self.sync.kind == "distributed" and backend == "local" and not self.engine.urls and not starts_sglang:
             return "in_process"
         if self.sync.kind != "auto":
             return self.sync.kind
-        if self.engine.urls or self.cluster.address:
+        if self.engine.urls or self.cluster.address or starts_sglang:
             return "disk"
         return "in_process" if backend == "local" else "shared_memory"
 
@@ -202,7 +214,7 @@ def lost_recipe_fix(stored: Sequence[Path], manifest_path: Path) -> str:
         return f"remove it to go on with {stored[-2].name}; what it changed: {', '.join(whys) or 'not known'}"
     argv = manifest.get("argv", [])
     end = argv.index("--") if "--" in argv else len(argv)
-    own, megatron = argv[:end], argv[end + 1 :]
+    own, megatron = expand_sglang(argv[:end]), argv[end + 1 :]
     words = [w for pair in itertools.pairwise(own) if pair[0] in ("--set", "--model") for w in pair]
     words += [w for w in own if w.startswith(("--set=", "--model="))]
     words += [w for override in megatron_overrides(megatron) for w in ("--set", override)]

@@ -28,8 +28,25 @@ class EngineSection(Section):
     """compute dtype; auto: float32 on a CPU, the model's on a GPU"""
     host: str = "127.0.0.1"
     """address the servers bind to; loopback unless you say otherwise"""
+    python: str = ""
+    """sglang: interpreter of the environment that has SGLang; empty: the one that runs slime"""
+    api_key_env: str = ""
+    """environment variable with the key that servers ask for and clients send; empty: no key"""
     start_timeout_s: float = Field(300.0, gt=0)
     """deadline for an engine to answer its health check (seconds)"""
+    on_failure: Literal["restart", "stop"] = "restart"
+    """an engine that dies or falls silent. restart: others take over its requests while it is started anew and given
+    the current weights (one of `urls`: until it answers again); stop: the run ends with an error"""
+    max_restarts: int = Field(3, ge=0)
+    """restarts of each engine; one that fails again is left out, and the run ends when none is left"""
+    health_interval_s: float = Field(5.0, gt=0)
+    """time between two looks at an engine that has requests in flight (seconds)"""
+    health_deadline_s: float = Field(60.0, gt=0)
+    """an engine that answers no look for so long is given up (seconds)"""
+    router: Literal["auto", "builtin", "smg", "sglang", "none"] = "auto"
+    """what stands in front of several engines for those who speak HTTP themselves: custom generate functions, agents,
+    `slime serve`. auto: smg where it is installed, else the built-in one; sglang: sglang-router; none: they get the
+    first engine's address. slime's own requests need no router"""
 
 
 class SyncSection(Section):
@@ -39,6 +56,9 @@ class SyncSection(Section):
     """auto: in_process in one process, shared_memory on one host, distributed else"""
     timeout_s: float = Field(300.0, gt=0)
     """deadline of one update (seconds)"""
+    interval: int = Field(1, gt=0)
+    """steps between two updates; above 1 answers are up to interval - 1 versions old, which rollout.max_staleness must
+    allow"""
 
 
 class ClusterSection(Section):
@@ -48,5 +68,8 @@ class ClusterSection(Section):
     """ray: trainer and engines are Ray actors; local: all in this process, as single commands do"""
     address: str = ""
     """Ray cluster to join; empty: start a local one"""
+    placement: Literal["auto", "colocated", "disaggregated"] = "auto"
+    """colocated: trainer and engines use the same GPUs in turn, the one sleeps while the other works; disaggregated:
+    each has its own; auto: disaggregated where the cluster has GPUs for both"""
     start_timeout_s: float = Field(300.0, gt=0)
     """deadline for all actors to be ready (seconds)"""

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimecli import files
-from slimecli.errors import SlimeError, nearest
+from slimecli import env, files
+from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
 from slimecli.recipe import Recipe
 
 if TYPE_CHECKING:
     from slimecli.engines.embedded.engine import EmbeddedEngine
+    from slimecli.engines.http import HttpEngine
 
 ENGINES = {
     "embedded": "slimecli.engines.embedded.engine:EmbeddedEngine",
+    "sglang": "slimecli.engines.sglang.engine:SglangEngine",
     "http": "slimecli.engines.http:HttpEngine",
 }
-"""in this process, or at engine.urls"""
+"""in this process, in a server of its own, or at engine.urls"""
 
 
 def open_engine(recipe: Recipe, model_dir: Path, *, logs: Path | None = None) -> RolloutEngine:
-    """Clients of engine.urls where given, else the embedded engine in this process.
+    """Clients of engine.urls where given, else the embedded engine in this process or a client of an own SGLang server.
 
     Args:
-        logs: folder of engine.log, where failures of the engine's thread leave their traceback.
+        logs: folder of engine.log: what an SGLang server writes, or the tracebacks of the embedded engine's thread.
     """
     section = recipe.engine
     if section.urls:
-        from slimecli.engines.http import HttpEngine
         from slimecli.engines.pool import EnginePool
 
-        timeout_s, retries = recipe.rollout.request_timeout_s, recipe.rollout.max_retries
-        return EnginePool([HttpEngine(url, timeout_s=timeout_s, retries=retries) for url in section.urls])
-    if section.backend not in ENGINES:
-        raise SlimeError(
-            f"engine.backend {section.backend!r} does not run in this process{nearest(section.backend, list(ENGINES))}",
-            'start the servers and set engine.urls, or --set engine.backend="embedded"',
-        )
+        return EnginePool([connect(recipe, url) for url in section.urls])
+    if section.backend == "sglang":
+        from slimecli.engines.sglang.engine import open_sglang
+
+        return open_sglang(recipe, model_dir, (logs or Path(tempfile.mkdtemp(prefix="slime-sglang-"))) / "engine.log")
     if logs is not None:
         _log_to(logs)
     return open_embedded(recipe, model_dir)
+
+
+def connect(recipe: Recipe, url: str) -> HttpEngine:
+    """A client of a running server, with the recipe's deadline, retries and key."""
+    from slimecli.engines.http import HttpEngine
+
+    rollout = recipe.rollout
+    return HttpEngine(url, timeout_s=rollout.request_timeout_s, retries=rollout.max_retries, api_key=api_key(recipe))
+
+
+def api_key(recipe: Recipe) -> str:
+    """The key that servers ask for and clients send; empty for none."""
+    name = recipe.engine.api_key_env
+    if not name:
+        return ""
+    key = env.secret(name)
+    if not key:
+        raise SlimeError(f"engine.api_key_env = {name!r}: that variable is not set", f"export {name}=...")
+    return key
 
 
 def open_embedded(recipe: Recipe, model_dir: Path) -> EmbeddedEngine:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slimecli.engines.http_errors import EngineRefusedError
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
+from slimecli.weights.hf import HfFolder
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Caller(Protocol):
@@ -29,7 +33,8 @@ class HttpWeights:
         self._engine = engine
 
     async def update(self, update: WeightUpdate) -> WeightReceipt:
-        """Load, then ask what is held. Engines without a fingerprint (SGLang) answer with an empty one."""
+        """Load, then ask what is held. An SGLang server, which has no fingerprint, is compared with what it was sent;
+        where that is not here to be read (kind distributed) the receipt's fingerprint is empty."""
         begin = time.perf_counter()
         version = {"weight_version": str(update.version)}
         doing = f"updating weights to version {update.version}"
@@ -47,6 +52,9 @@ class HttpWeights:
             )
         answer = answer or {}
         fingerprint = answer.get("fingerprint") or await self.fingerprint()
+        if not fingerprint and update.folder is not None:
+            said, fingerprint = await self._proven(HfFolder(update.folder).iterate())
+            answer["version"] = said
         return WeightReceipt(
             version=update.version if "version" not in answer else int(answer["version"]),
             fingerprint=fingerprint,
@@ -78,6 +86,13 @@ class HttpWeights:
                 return False
             raise
         return True
+
+    async def _proven(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, str]:
+        """(version, fingerprint) of what an SGLang server holds, once its parameters have been compared with these."""
+        from slimecli.engines.sglang.proof import prove
+
+        held, mark = await prove(self._engine, pairs)
+        return held.version, mark
 
     async def join_group(self, payload: Mapping[str, Any]) -> None:
         """Enter a weight-update process group."""

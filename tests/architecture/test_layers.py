@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan_megatron",
         "plan_numbers",
         "plan_spec",
+        "plan_tools",
     ),
     ("commands",),
     ("cli", "__main__"),
@@ -82,9 +83,13 @@ PLAN = (
     "plan_numbers",
     "plan_reward",
     "plan_spec",
+    "plan_tools",
     "static",
 )
-FOR_PLAN = tuple(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "shares"))
+FOR_PLAN = (
+    *(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "shares")),
+    *(f"slimecli.engines.sglang.{name}" for name in ("arguments", "fields")),
+)
 """modules of layer 3 that plans are made with; they are held to a plan's rule, and so are the packages above them"""
 
 

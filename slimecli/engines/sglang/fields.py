@@ -1,7 +1,7 @@
 """The command-line arguments that an installed SGLang takes, by name and type.
 
-SGLang may live in another Python environment than slime, with another torch. Its source is read, never imported, so that
-`slime plan` can do it.
+SGLang may live in another Python environment than slime, with another torch. Its source is read, never imported, so
+that `slime plan` can do it.
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ def _registered(tree: ast.Module) -> Iterator[Argument]:
         aliases = tuple(a for word in words if (a := argument_name(word)) != name)
         several = "nargs" in notes
         kind_of_list = ast.Subscript(ast.Name("List"), ast.Name("str"))
-        yield Argument(
-            name=name, flag=words[0], aliases=aliases, kind=kind_of_list if several else kind, switch=switch
-        )
+        yield Argument(name=name, flag=words[0], aliases=aliases, kind=kind_of_list if several else kind, switch=switch)
 
 
 def argument_name(flag: str) -> str:

@@ -1,0 +1,244 @@
+"""Starts SGLang servers, waits until they answer, and ends them: each one a process group of its own, with a log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slimecli import env
+from slimecli.engines import api_key
+from slimecli.engines.sglang.arguments import Place, command_words
+from slimecli.engines.sglang.fields import installation
+from slimecli.errors import SlimeError
+from slimecli.recipe import Recipe
+
+HERE = Path(__file__).parent
+TRIES = 3
+"""ports tried; another program may take one between its choice and its use"""
+GRACE_S = 2.0
+"""between asking a server's processes to end and ending them; SGLang itself sleeps 5 s to write a report (seconds)"""
+_IN_USE = re.compile(r"address already in use|port is already in use|port \d+ is in use", re.IGNORECASE)
+_REASON = re.compile(r"^(?:\[[^\]]*\] )?(?:[\w.]*(?:Error|Exception)\b|error:|RuntimeError)", re.IGNORECASE)
+_SHARED = re.compile(r"/dev/shm/(?:sglang_loads_|sem\.mp-)[^\s/]+")
+"""what SGLang leaves behind: its load statistics, and semaphores whose owner it kills"""
+_FIXES: tuple[tuple[str, str], ...] = (
+    (r"out of memory|not enough memory", "lower engine.slots or [sglang] mem_fraction_static"),
+    (r"unrecognized arguments|invalid choice", "mend [sglang]; `python -m sglang.launch_server --help` lists them"),
+    (r"Model architectures .* not supported", "this SGLang does not know the model: --set engine.backend=embedded"),
+)
+"""(pattern of a failure, what to do about it)"""
+
+
+class Server:
+    """A running SGLang server. Construct with start_server."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+        self.url = url
+        self.log = log
+        self._process = process
+        self._log_start = log_start
+        self._shared: set[str] = set()
+        self._closing = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The server's first process, and number of its process group."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """False once the first process has ended; it ends when any of the others does."""
+        return self._process.poll() is None
+
+    def trouble(self) -> str:
+        """How the server ended, in one sentence, and the end of its log."""
+        status = self._process.poll()
+        lines = self.log_lines()
+        reason = next((line for line in lines if _REASON.match(line)), lines[-1] if lines else "no output")
+        how = "runs" if status is None else f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
+        tail = "".join(f"\n    {line[:200]}" for line in lines[-8:])
+        return f"the SGLang server at {self.url} {how}: {reason[:300]}{tail}"
+
+    def log_lines(self) -> list[str]:
+        """What the server wrote so far, without empty lines."""
+        with self.log.open("rb") as handle:
+            handle.seek(self._log_start)
+            text = handle.read().decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()]
+
+    def note_shared_memory(self) -> None:
+        """Remember this server's files in /dev/shm, which it leaves behind."""
+        for pid in _group(self._process.pid):
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+                self._shared |= set(_SHARED.findall(maps))
+
+    def close(self) -> None:
+        """End the server's processes, and nothing else. Idempotent."""
+        with self._closing:
+            self.note_shared_memory()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            _end_group(self._process)
+            for path in self._shared:
+                Path(path).unlink(missing_ok=True)
+            self._shared.clear()
+
+
+def start_server(
+    recipe: Recipe,
+    model_dir: Path,
+    *,
+    host: str = "",
+    port: int = 0,
+    log: Path,
+    devices: Sequence[int] = (),
+    index: int = 0,
+) -> Server:
+    """Start a server and wait until it answers its health check.
+
+    Args:
+        host: address it binds to; empty: engine.host.
+        port: 0 takes a free one.
+        log: gets all that the server writes.
+        devices: GPUs it may use; empty: all that this process sees.
+        index: number of the server among the run's; it moves the seed.
+
+    Raises SlimeError with the reason and the end of the log if it ends or does not answer in engine.start_timeout_s.
+    """
+    host = host or recipe.engine.host
+    for attempt in range(TRIES):
+        place = Place(host=host, port=port or free_port(host), nccl_port=free_port(host), index=index)
+        server = _spawn(recipe, model_dir, place, log, devices)
+        try:
+            _wait(server, recipe.engine.start_timeout_s, api_key(recipe))
+        except BaseException as error:
+            taken = isinstance(error, SlimeError) and any(_IN_USE.search(line) for line in server.log_lines())
+            server.close()
+            if not taken or port or attempt == TRIES - 1:
+                raise
+            continue
+        return server
+    raise AssertionError("the last attempt raises")
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def has_gpu() -> bool:
+    """Whether servers find an NVIDIA GPU here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Sequence[int]) -> Server:
+    on_gpu = bool(devices) or has_gpu()
+    found = installation(recipe.engine.python)
+    words = command_words(recipe, model_dir.absolute(), place, on_gpu=on_gpu)
+    key = api_key(recipe)
+    extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
+    if not on_gpu:
+        extra |= {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models(found.folder, model_dir)),
+        }
+    script = HERE / ("serve.py" if on_gpu else "cpu.py")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as handle:
+        start = handle.tell()
+        process = subprocess.Popen(
+            [found.python, str(script), *words],
+            stdin=subprocess.PIPE,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=env.engine_env(recipe.engine.threads, **extra),
+        )
+    assert process.stdin is not None
+    # command lines can be read by every user of the machine, a pipe cannot
+    process.stdin.write(key.encode() + b"\n")
+    process.stdin.flush()
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)
+    shown = f"[{shown}]" if ":" in shown else shown
+    return Server(f"http://{shown}:{place.port}", process, log, start)
+
+
+def _other_models(sglang: Path, model_dir: Path) -> Iterator[str]:
+    """Modules of SGLang's models that do not define this one: on a CPU most cannot be imported, and none is needed."""
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    wanted = [f"class {name}(" for name in config.get("architectures") or []]
+    for path in sorted((sglang / "srt" / "models").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.stem not in ("__init__", "registry") and not any(name in text for name in wanted):
+            yield path.stem
+
+
+def _wait(server: Server, timeout_s: float, key: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not _answers(server.url, key):
+        server.note_shared_memory()
+        if not server.alive():
+            told = server.trouble()
+            fix = next((fix for pattern, fix in _FIXES if re.search(pattern, told, re.IGNORECASE)), "")
+            raise SlimeError(f"SGLang did not start: {told}", fix or f"see {server.log}")
+        if time.monotonic() > end:
+            raise SlimeError(
+                f"SGLang did not answer its health check within {timeout_s:g} s (engine.start_timeout_s): "
+                f"{server.trouble()}",
+                f"see {server.log}; raise engine.start_timeout_s if it is only slow",
+            )
+        time.sleep(0.3)
+    server.note_shared_memory()
+
+
+def _answers(url: str, key: str) -> bool:
+    # no proxy: the environment's is for the internet
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(f"{url}/health", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _group(leader: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # the command name, in parentheses, may hold spaces: state, parent and group follow it
+                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                found += [int(entry.name)] if state != "Z" and int(group) == leader else []
+    return found
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask the first process to end, which ends the others in order; then end what is left of the group.
+
+    The group is this server's own: start_new_session made it.
+    """
+    process.terminate()
+    end = time.monotonic() + GRACE_S
+    while time.monotonic() < end and (process.poll() is None or _group(process.pid)):
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
