@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,8 @@ def lost_peer(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST)
 
 
-def _prepare_process(log: str, threads: int) -> None:
-    """One log file per process, and the thread count before torch is imported. Without a log, output stays."""
+def _prepare_process(log: str, threads: int, gpus: Sequence[int]) -> None:
+    """One log file per process, and thread count and GPUs before torch is imported. Without a log, output stays."""
     import faulthandler
 
     if log:
@@ -41,6 +42,8 @@ def _prepare_process(log: str, threads: int) -> None:
         sys.stdout = sys.stderr = handle
         faulthandler.enable(handle)
     env.set_threads(threads)
+    if gpus:
+        env.set_visible_gpus(gpus)
     env.quiet_libraries()
     import torch
 
@@ -48,19 +51,22 @@ def _prepare_process(log: str, threads: int) -> None:
 
 
 class EngineHost:
-    """One embedded engine behind HTTP."""
+    """One engine behind HTTP: the embedded one in this process, or an SGLang server of its own."""
 
-    def __init__(self, recipe: dict[str, Any], model_dir: str, log: str) -> None:
+    def __init__(self, recipe: dict[str, Any], model_dir: str, log: str, gpus: Sequence[int] = ()) -> None:
         resolved = validate_recipe(recipe)
-        _prepare_process(log, resolved.engine.threads)
-        from slimecli.engines import open_engine
-        from slimecli.engines.embedded.engine import EmbeddedEngine
+        _prepare_process(log, resolved.engine.threads, gpus)
+        if resolved.engine.backend == "sglang":
+            from slimecli.engines.sglang.launch import start_server
+
+            server = start_server(resolved, Path(model_dir), log=Path(log))
+            self._url, self._stop = server.url, server.close
+            return
+        from slimecli.engines import api_key, open_embedded
         from slimecli.engines.embedded.server import start_server_thread
 
-        single = resolved.model_copy(update={"engine": resolved.engine.model_copy(update={"replicas": 1})})
-        self._engine = open_engine(single, Path(model_dir))
-        assert isinstance(self._engine, EmbeddedEngine)  # engine.urls are clients of the driver, never hosted
-        self._url, self._stop = start_server_thread(self._engine, resolved.engine.host, 0)
+        engine = open_embedded(resolved, Path(model_dir))
+        self._url, self._stop = start_server_thread(engine, resolved.engine.host, 0, api_key=api_key(resolved))
 
     def url(self) -> str:
         """Where it listens; answered once the model is loaded."""
@@ -74,8 +80,8 @@ class EngineHost:
 class TrainerHost:
     """One rank of the trainer."""
 
-    def __init__(self, log: str, threads: int) -> None:
-        _prepare_process(log, threads)
+    def __init__(self, log: str, threads: int, gpus: Sequence[int] = ()) -> None:
+        _prepare_process(log, threads, gpus)
         self._trainer: Trainer | None = None
         self._one_host = False
 
