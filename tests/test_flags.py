@@ -1,7 +1,7 @@
 import pytest
 
 from slimecli.errors import UsageError
-from slimecli.flags import expand_eval_data, megatron_overrides
+from slimecli.flags import expand_eval_data, expand_ray_address, megatron_overrides
 from slimecli.recipe import load_recipe
 
 
@@ -36,3 +36,17 @@ def test_lists_of_eval_sets_become_one_override():
     one = load_recipe("", (expand_eval_data(["eval", "--eval-prompt-data", "d/aime.jsonl@[0:3]"])[2],)).eval.sets
     assert {k: v.path for k, v in one.items()} == {"aime": "d/aime.jsonl@[0:3]"}
     assert expand_eval_data(["eval", "--run", "r"]) == ["eval", "--run", "r"]
+
+
+@pytest.mark.parametrize("words", [["--ray-address", "auto"], ["--ray-address=auto"]])
+def test_an_address_of_ray_is_two_values_of_the_cluster_section(words):
+    expanded = expand_ray_address(["run", *words, "--resume", "--", "--ray-address", "x"])
+    assert expanded[0] == "run" and expanded[5:] == ["--resume", "--", "--ray-address", "x"]
+    cluster = load_recipe("", (expanded[2], expanded[4])).cluster
+    assert (cluster.address, cluster.backend) == ("auto", "ray")
+
+
+@pytest.mark.parametrize("words", [["--ray-address"], ["--ray-address", "--resume"], ["--ray-address="]])
+def test_an_address_that_is_missing_is_said(words):
+    with pytest.raises(UsageError, match="needs an address"):
+        expand_ray_address(words)

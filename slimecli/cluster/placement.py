@@ -1,4 +1,8 @@
-"""Which trainer rank runs on which machine of a Ray cluster. Arithmetic only."""
+"""Which process runs on which machine of a Ray cluster, and with which GPUs. Arithmetic only.
+
+GPUs are asked for in bundles, each on one machine: trainer ranks that exchange activations in every layer stay
+together, and so do the GPUs of an engine. Colocated, engines and trainer ranks use the same bundles in turn.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +25,99 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Bundle:
+    """GPUs of one machine that are held for a run."""
+
+    node: str
+    """Ray's id of the machine"""
+    ip: str
+    gpus: tuple[int, ...]
+    """their numbers on that machine"""
+
+
+@dataclass(frozen=True)
 class Place:
-    """Where a rank runs."""
+    """Where a process runs."""
 
     node: str
     """Ray's id of the machine; empty: wherever Ray likes, there being one machine"""
     local_rank: int
-    """number of the rank among those of its machine"""
+    """number of the process among those of its kind on its machine"""
+    gpus: tuple[int, ...] = ()
+    """GPUs of that machine which it may use; empty: there are none, and it takes processors"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """GPUs that a run asks for."""
+
+    ranks: int
+    """trainer processes, one GPU each"""
+    group: int
+    """neighbouring ranks that stay on one machine (tensor x context parallelism)"""
+    engines: int
+    gpus_per_engine: int
+    """of one machine"""
+    colocate: bool
+    """engines use the trainer's GPUs, in turn with it"""
+
+    def problem(self) -> str:
+        """Why no bundles can hold this; empty: some can."""
+        group, each = min(self.group, self.ranks), self.gpus_per_engine
+        if self.ranks % group:
+            return f"{self.ranks} trainer processes are not whole groups of {group}"
+        if self.colocate and self.engines and max(group, each) % min(group, each):
+            return f"colocated engines of {each} GPUs and groups of {group} trainer processes do not share out evenly"
+        return ""
+
+    def bundles(self) -> list[int]:
+        """GPUs of every bundle; the trainer's come first, unless both use the same ones."""
+        group, each = min(self.group, self.ranks), self.gpus_per_engine
+        if not self.colocate:
+            return [group] * (self.ranks // group) + [each] * self.engines
+        size = max(group, each) if self.engines else group
+        return [size] * -(-max(self.ranks, self.engines * each) // size)
+
+
+def assign(demand: Demand, bundles: Sequence[Bundle]) -> tuple[list[Place], list[Place]]:
+    """(a place for every trainer rank, in rank order; a place for every engine).
+
+    Ranks follow the machines in the order of their addresses.
+
+    Args:
+        bundles: as `demand.bundles()` asked for, in that order.
+    """
+    count = len(bundles) if demand.colocate else demand.ranks // min(demand.group, demand.ranks)
+    trainer = sorted(bundles[:count], key=lambda b: (_order(b.ip, b.node), b.gpus))
+    serving = trainer if demand.colocate else list(bundles[count:])
+    ranks = [(b.node, (gpu,)) for b in trainer for gpu in b.gpus][: demand.ranks]
+    each = demand.gpus_per_engine
+    engines = [(b.node, b.gpus[i : i + each]) for b in serving for i in range(0, len(b.gpus), each)][: demand.engines]
+    return _numbered(ranks), _numbered(engines)
+
+
+def _numbered(processes: Sequence[tuple[str, tuple[int, ...]]]) -> list[Place]:
+    seen: dict[str, int] = {}
+    places = []
+    for node, gpus in processes:
+        seen[node] = seen.get(node, -1) + 1
+        places.append(Place(node, seen[node], gpus))
+    return places
 
 
 def place_ranks(processes: int, group: int, nodes: Sequence[Node]) -> list[Place]:
-    """A place for every rank, in rank order.
+    """A place for every trainer rank of a cluster without GPUs, in rank order.
 
-    Ranks follow the machines in the order of their addresses, and those of a group, which exchange activations in every
-    layer, are never on two machines.
+    Ranks follow the machines in the order of their addresses, and those of a group are never on two machines.
 
     Args:
-        group: neighbouring ranks that stay together (tensor x context parallelism).
+        group: neighbouring ranks that stay together.
         nodes: the cluster's machines; with one of them, room is not asked for: the recipe says how many processes run.
     """
     if len(nodes) < 2:
         return [Place("", rank) for rank in range(processes)]
     group = min(group, processes)
-    rooms = [(node, node.slots // group * group) for node in sorted(nodes, key=_order)]
+    rooms = [(node, node.slots // group * group) for node in sorted(nodes, key=lambda n: _order(n.ip, n.id))]
     places = [Place(node.id, i) for node, room in rooms for i in range(room)]
     if len(places) < processes:
         said = ", ".join(f"{node.ip} {node.slots}" for node, _ in rooms)
@@ -55,8 +129,8 @@ def place_ranks(processes: int, group: int, nodes: Sequence[Node]) -> list[Place
     return places[:processes]
 
 
-def _order(node: Node) -> tuple[int, str]:
+def _order(ip: str, node: str) -> tuple[int, str]:
     try:
-        return int(ipaddress.ip_address(node.ip)), node.id
+        return int(ipaddress.ip_address(ip)), node
     except ValueError:  # a name instead of an address
-        return 0, f"{node.ip} {node.id}"
+        return 0, f"{ip} {node}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slimecli import env
 from slimecli.cluster.actors import EngineHost, TrainerHost
-from slimecli.cluster.placement import Node, place_ranks
+from slimecli.cluster.placement import Demand, Node, place_ranks
 from slimecli.cluster.ray_trainer import TrainerGroup
 from slimecli.cluster.ray_wait import wait
+from slimecli.cluster.reservation import Reservation, places_of
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
@@ -25,14 +27,20 @@ class RayCluster:
         self._run = run
         self._actors: list[Any] = []
         self._trainers: TrainerGroup | None = None
+        self._reservation: Reservation | None = None
         self._started_ray = _start_ray(recipe)
+        self._demand = demand_of(recipe, _gpu_count())
+        self.colocated = self._demand.colocate
+        """trainer and engines share GPUs, and take turns"""
 
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """Open a trainer in the trainer processes, which are started once and reused."""
         if self._trainers is None:
-            places = place_ranks(recipe.trainer.processes, _closest_group(recipe), _nodes(recipe.trainer.threads))
+            reserved = self._reserved()
+            group, threads = self._demand.group, recipe.trainer.threads
+            places = reserved.ranks if reserved else place_ranks(recipe.trainer.processes, group, _nodes(threads))
             hosts = [
-                self._actor(TrainerHost, str(self._run.log_path(f"trainer_{i}")), recipe.trainer.threads, at=place.node)
+                self._actor(TrainerHost, str(self._run.log_path(f"trainer_{i}")), threads, place.gpus, at=place.node)
                 for i, place in enumerate(places)
             ]
             self._trainers = TrainerGroup(hosts, recipe.cluster.start_timeout_s, places)
@@ -48,9 +56,10 @@ class RayCluster:
         if recipe.engine.urls:
             return open_engine(recipe, model_dir)
         tree = recipe.model_dump(mode="json")
+        places = places_of(self._reserved(), recipe.engine.replicas)
         hosts = [
-            self._actor(EngineHost, tree, str(model_dir), str(self._run.log_path(f"engine_{i}")))
-            for i in range(recipe.engine.replicas)
+            self._actor(EngineHost, tree, str(model_dir), str(self._run.log_path(f"engine_{i}")), p.gpus, at=p.node)
+            for i, p in enumerate(places)
         ]
         urls = wait([h.url.remote() for h in hosts], "the engines to load the model", recipe.engine.start_timeout_s)
         timeout_s, retries = recipe.rollout.request_timeout_s, recipe.rollout.max_retries
@@ -60,6 +69,12 @@ class RayCluster:
         """Stage on the trainer's side; rank 0 writes."""
         assert isinstance(trainer, TrainerGroup)
         return trainer.stage(kind, version, folder, like)
+
+    def _reserved(self) -> Reservation | None:
+        """The run's GPUs, asked for once; None in a cluster without any."""
+        if self._reservation is None and _gpu_count():
+            self._reservation = Reservation(self._demand, self._recipe.cluster.start_timeout_s)
+        return self._reservation
 
     def _actor(self, cls: type, *args: Any, at: str = "") -> Any:
         import ray
@@ -80,6 +95,9 @@ class RayCluster:
             ray.kill(actor)
         self._actors.clear()
         self._trainers = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
@@ -94,20 +112,36 @@ def _closest_group(recipe: Recipe) -> int:
     return group_size(recipe.megatron)
 
 
-def _nodes(threads: int) -> list[Node]:
-    """The living machines of the cluster with room for a trainer rank per GPU, or where there are none per `threads`
-    processors."""
+def demand_of(recipe: Recipe, gpus: int) -> Demand:
+    """What a run asks of a cluster that has so many GPUs; where both do not fit, trainer and engines share them."""
+    served_here = recipe.steps > 0 and not recipe.engine.urls
+    demand = Demand(
+        ranks=recipe.trainer.processes,
+        group=_closest_group(recipe),
+        engines=recipe.engine.replicas if served_here else 0,
+        gpus_per_engine=recipe.gpus_per_engine,
+        colocate=recipe.cluster.placement == "colocated",
+    )
+    if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):
+        return replace(demand, colocate=True)
+    return demand
+
+
+def _gpu_count() -> int:
+    """GPUs of the whole cluster."""
     import ray
 
-    alive = [n for n in ray.nodes() if n["Alive"]]
-    has_gpus = any(n["Resources"].get("GPU") for n in alive)
+    return int(sum(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
+
+
+def _nodes(threads: int) -> list[Node]:
+    """The living machines of a cluster without GPUs, with room for a trainer rank per `threads` processors."""
+    import ray
+
     return [
-        Node(
-            n["NodeID"],
-            n["NodeManagerAddress"],
-            int(n["Resources"].get("GPU", 0)) if has_gpus else int(n["Resources"].get("CPU", 0)) // threads,
-        )
-        for n in alive
+        Node(n["NodeID"], n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)) // threads)
+        for n in ray.nodes()
+        if n["Alive"]
     ]
 
 

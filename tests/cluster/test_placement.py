@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slimecli.cluster.placement import Node, Place, place_ranks
+from slimecli.cluster.placement import Bundle, Demand, Node, Place, assign, place_ranks
+from slimecli.cluster.ray_cluster import demand_of
 from slimecli.errors import UsageError
+from slimecli.recipe import load_recipe
 
 FAR, NEAR = Node("far", "10.0.0.10", 4), Node("near", "10.0.0.9", 4)
 
@@ -32,6 +34,62 @@ def test_a_group_is_never_on_two_machines():
 def test_too_little_room_is_told_in_numbers():
     with pytest.raises(UsageError, match=r"in groups of 4 .* has room for 4 \(10.0.0.1 5, 10.0.0.2 3\)"):
         place_ranks(8, 4, [Node("b", "10.0.0.2", 3), Node("a", "10.0.0.1", 5)])
+
+
+def demand(**given):
+    return Demand(**{"ranks": 4, "group": 2, "engines": 2, "gpus_per_engine": 1, "colocate": False, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "bundles"),
+    [
+        ({}, [2, 2, 1, 1]),
+        ({"gpus_per_engine": 4}, [2, 2, 4, 4]),
+        ({"colocate": True}, [2, 2]),
+        ({"colocate": True, "gpus_per_engine": 4}, [4, 4]),
+        ({"colocate": True, "engines": 8}, [2, 2, 2, 2]),
+        ({"engines": 0, "gpus_per_engine": 8, "colocate": True}, [2, 2]),
+        ({"ranks": 1, "group": 8, "engines": 1, "colocate": True}, [1]),
+    ],
+)
+def test_bundles_hold_groups_and_engines_together(given, bundles):
+    assert demand(**given).problem() == ""
+    assert demand(**given).bundles() == bundles
+
+
+def test_demands_that_do_not_share_out_are_told():
+    assert "not whole groups of 4" in demand(ranks=6, group=4).problem()
+    assert "do not share out evenly" in demand(colocate=True, group=2, gpus_per_engine=3).problem()
+    assert demand(colocate=True, group=2, gpus_per_engine=3, engines=0).problem() == ""
+
+
+def test_each_process_has_gpus_of_its_own():
+    held = [Bundle("far", "10.0.0.10", (0, 1)), Bundle("near", "10.0.0.9", (2, 3)), Bundle("far", "10.0.0.10", (5,))]
+    ranks, engines = assign(demand(engines=1), held)
+    assert ranks == [Place("near", 0, (2,)), Place("near", 1, (3,)), Place("far", 0, (0,)), Place("far", 1, (1,))]
+    assert engines == [Place("far", 0, (5,))]
+
+
+def test_colocated_engines_lie_across_the_trainers_gpus():
+    held = [Bundle("far", "10.0.0.10", (4, 5, 6, 7)), Bundle("near", "10.0.0.9", (0, 1, 2, 3))]
+    ranks, engines = assign(demand(ranks=8, gpus_per_engine=4, colocate=True), held)
+    assert [(p.node, p.gpus) for p in ranks] == [("near", (i,)) for i in range(4)] + [("far", (i,)) for i in range(4, 8)]
+    assert engines == [Place("near", 0, (0, 1, 2, 3)), Place("far", 0, (4, 5, 6, 7))]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "placement", "colocate"),
+    [(0, "auto", False), (1, "auto", True), (2, "auto", False), (2, "colocated", True), (1, "disaggregated", False)],
+)
+def test_who_shares_gpus(gpus, placement, colocate):
+    recipe = load_recipe("", (f"cluster.placement={placement}",))
+    assert demand_of(recipe, gpus).colocate is colocate
+
+
+def test_an_engine_counts_its_gpus():
+    sglang = ("engine.backend=sglang", "sglang.tp-size=4", "sglang.pp_size=2")
+    assert load_recipe("", sglang).gpus_per_engine == 8
+    assert load_recipe("", sglang[1:]).gpus_per_engine == 1, "the embedded engine has one"
 
 
 ON_RAY = """

@@ -1,0 +1,79 @@
+"""GPUs of a Ray cluster held for a run. Ray counts GPUs that are only claimed, so two nodes of four need no device."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ON_RAY = """
+import os, sys, time
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+from slimecli import env
+from slimecli.cluster import ray_cluster, reservation
+from slimecli.cluster.placement import Demand
+from slimecli.cluster.ray_cluster import RayCluster
+from slimecli.errors import SlimeError
+from slimecli.recipe import load_recipe
+from slimecli.rundir import create_run
+
+env.quiet_ray()
+nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, "include_dashboard": False})
+nodes.add_node(num_cpus=2, num_gpus=4)
+sets = ("trainer.backend='megatron'", "trainer.processes=4", "megatron.tensor-model-parallel-size=4", "engine.replicas=3")
+recipe = load_recipe("", (*sets, f"cluster.address='{nodes.address}'"))
+run = create_run(sys.argv[1], recipe)
+run.new_attempt()
+
+class Where:
+    def __init__(self, *args): self.gpus = tuple(args[-1])
+    def address(self): return "127.0.0.1", 1
+    def join(self, rank, world, host, port, local_rank): self.local_rank = local_rank
+    def open(self, *args): pass
+    def close(self): pass
+    def look(self): return ray.get_runtime_context().get_node_id(), self.local_rank, self.gpus
+
+ray_cluster.TrainerHost = Where
+cluster = RayCluster(recipe, run)
+assert not cluster.colocated
+group = cluster.open_trainer(recipe, run.root, 1)
+found = ray.get([h.look.remote() for h in group._hosts])
+assert len({node for node, _, _ in found}) == 1, found
+assert [local for _, local, _ in found] == [0, 1, 2, 3] and len({gpus for _, _, gpus in found}) == 4, found
+engines = cluster._reserved().engines
+assert {p.node for p in engines} == {n["NodeID"] for n in ray.nodes()} - {found[0][0]}, engines
+assert len({p.gpus for p in engines}) == 3 and ray.available_resources()["GPU"] == 1.0
+
+began, reservation._TELL_AFTER_S = time.monotonic(), 0.5
+try:
+    reservation.Reservation(Demand(ranks=2, group=2, engines=0, gpus_per_engine=1, colocate=False), 2)
+    raise AssertionError("there is but one GPU left")
+except SlimeError as error:
+    assert "gave up after 2 s waiting for GPUs: 2 asked for (on one machine each: 2)" in error.what, error.what
+    assert "0 of 4 free" in error.what and "1 of 4 free" in error.what, error.what
+assert time.monotonic() - began < 10
+assert ray.available_resources()["GPU"] == 1.0, "who gave up holds nothing"
+
+cluster.close()
+ray.init(address=nodes.address, log_to_driver=False)
+end = time.monotonic() + 20
+while ray.available_resources().get("GPU") != 8.0 and time.monotonic() < end:
+    time.sleep(0.1)
+assert ray.available_resources()["GPU"] == 8.0, "all are given back"
+
+shared = load_recipe("", ("trainer.processes=8", "engine.replicas=2", "engine.backend=sglang", "sglang.tp=4", sets[0]))
+assert ray_cluster.demand_of(shared, 8).colocate and ray_cluster.demand_of(shared, 8).bundles() == [4, 4]
+ray.shutdown()
+nodes.shutdown()
+print("held")
+"""
+
+
+@pytest.mark.ray
+def test_a_run_holds_its_gpus_and_gives_them_back(tmp_path):
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", ON_RAY, str(tmp_path / "run")]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.rstrip().endswith("held"), done.stdout[-1000:] + done.stderr[-3000:]
+    assert "for GPUs: 2 asked for" in done.stderr, "a wait is explained while it lasts"
