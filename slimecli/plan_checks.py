@@ -14,6 +14,7 @@ from slimecli.plan_algo import check_algorithm, check_distillation
 from slimecli.plan_layout import check_megatron, check_sglang
 from slimecli.plan_reward import check_reward
 from slimecli.plan_spec import model_spec
+from slimecli.plan_tools import check_tools
 from slimecli.recipe import Recipe
 from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
@@ -227,7 +228,7 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         known = registry_names(module, registry) if name else []
         if name and name not in known:
             yield f"`{field}` = {name!r} is unknown{nearest(name, known)}; known: {', '.join(sorted(known))}"
-    hooks = {"reward.path": recipe.reward.path, "rollout.custom_generate": recipe.rollout.custom_generate}
+    hooks = {"reward.path": recipe.reward.path}
     hooks |= {"rollout.dynamic_filter": keep} if is_path else {}
     hooks |= {"algo.name": recipe.algo.name} if own_algorithm else {}
     for field, spec in hooks.items():
@@ -289,6 +290,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_model,
     check_names,
     check_reward,
+    check_tools,
     check_contradictions,
     check_algorithm,
     check_distillation,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slimecli.errors import SlimeError, nearest
+from slimecli.protocols import RolloutEngine
 from slimecli.recipe import Recipe
 
 FLAGS: dict[str, str] = {
@@ -80,11 +81,35 @@ DERIVED: dict[str, Callable[[Recipe], Any]] = {
 
 
 class HookArgs:
-    """`args` of every hook. Also carries `recipe`, and the engine's address as `sglang_router_ip` and `_port`."""
+    """`args` of every hook.
 
-    def __init__(self, recipe: Recipe, host: str = "", port: int = 0) -> None:
+    Beyond the recipe it carries `recipe` itself, the engine's address as `sglang_router_ip` and `_port`, and for hooks
+    that run in slime's own process the open `engine` and the model's `tokenizer`.
+
+    Args:
+        model_dir: folder of the model, as `hf_checkpoint`; empty: model.path.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        host: str = "",
+        port: int = 0,
+        *,
+        engine: RolloutEngine | None = None,
+        tokenizer: Any = None,
+        model_dir: str = "",
+    ) -> None:
         fixed = {"recipe": recipe, "sglang_router_ip": host, "sglang_router_port": port}
+        fixed |= {"engine": engine, "tokenizer": tokenizer}
+        fixed |= {"hf_checkpoint": model_dir} if model_dir else {}
         object.__setattr__(self, "_fixed", fixed)
+
+    def with_recipe(self, recipe: Recipe) -> HookArgs:
+        """The same, of another recipe."""
+        other = HookArgs(recipe)
+        other._fixed.update({**self._fixed, "recipe": recipe})
+        return other
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

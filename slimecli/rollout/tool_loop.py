@@ -1,0 +1,226 @@
+"""The built-in generate function `tool_loop`: the model answers, calls tools, reads their output, and goes on.
+
+One conversation per answer. The token ids of a turn are the ids that the model said; everything else in the response
+(tool output, the template's frame around it) has loss mask 0. See slimecli.rollout.turns and slimecli.rollout.segments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slimecli.data_tools.prompts import require_template
+from slimecli.data_tools.selection import PROMPT_MESSAGES
+from slimecli.errors import DataError
+from slimecli.recipe_tools import ToolsSection
+from slimecli.rollout.segments import Trajectory
+from slimecli.rollout.turns import Conversation
+from slimecli.seeds import derive_seed
+from slimecli.tools.parsers import Parsed, load_parser, split_reasoning
+from slimecli.tools.toolbox import Toolbox, ToolResult
+from slimecli.types import Message, Sample, SampleStatus
+
+
+@dataclass(kw_only=True)
+class _Execution:
+    """One answer on its way."""
+
+    args: Any
+    sample: Sample
+    params: dict[str, Any]
+    talk: Conversation
+    trajectory: Trajectory
+    offered: list[str]
+    """names of the tools that the model was shown"""
+    prompt_tokens: int
+    stats: dict[str, float] = field(default_factory=lambda: {"tool_calls": 0.0, "tool_errors": 0.0})
+    tool_seconds: float = 0.0
+    finish: str = "stop"
+    """how the last turn ended; `length` as well when turns or room ran out"""
+
+    def room(self, max_turn_tokens: int) -> int:
+        """Tokens that the next turn may have: of the answer's budget, of the engine's context, of the turn's own."""
+        heard = len(self.talk.ids) - self.prompt_tokens
+        room: int = min(self.params["max_new_tokens"] - heard, self.args.recipe.max_context - len(self.talk.ids))
+        return min(room, max_turn_tokens) if max_turn_tokens else room
+
+
+class ToolLoop:
+    """Answers with tools. Ends with `close`, which ends servers of tools."""
+
+    def __init__(self, section: ToolsSection) -> None:
+        self._section = section
+        self._toolbox = Toolbox(section)
+
+    async def __call__(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+        """Work on one sample until the model calls no more tools, or its budget is spent.
+
+        Returns one sample; several where the template broke the prefix and rollout.on_prefix_break = segment. The
+        numbers in `metadata.stats` of the last one speak of the whole execution.
+        """
+        run = self._begin(args, sample, sampling_params)
+        parse = load_parser(self._section.call_format, str(args.tokenizer.chat_template))
+        for turn in range(self._section.max_turns):
+            said = await self._turn(run, turn)
+            if run.finish != "stop":
+                break
+            parsed = parse(split_reasoning(said)[1])
+            if not parsed.calls and not parsed.errors:
+                break
+            if turn == self._section.max_turns - 1:
+                run.finish = "length"
+            else:
+                await self._answer(run, parsed)
+        if run.finish == "abort":
+            return [_as_begun(sample)]
+        return _samples(run)
+
+    def _begin(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> _Execution:
+        require_template(args.tokenizer)
+        messages = sample.metadata.get(PROMPT_MESSAGES) if isinstance(sample.prompt, str) else sample.prompt
+        if not messages:
+            raise DataError(
+                f"sample {sample.index} has a rendered prompt, and tool_loop needs messages",
+                "set data.apply_chat_template = true",
+            )
+        tools = self._tools(sample)
+        talk = Conversation(args.tokenizer, messages, tools, sampling_params.get("stop_token_ids") or [])
+        if sample.session_id is None:
+            sample.session_id = f"{sample.group_index}-{sample.index}"
+        sample.tokens = list(talk.ids)
+        section = args.recipe.rollout
+        return _Execution(
+            args=args,
+            sample=sample,
+            params=dict(sampling_params),
+            talk=talk,
+            trajectory=Trajectory(on_break=section.on_prefix_break, linear=True, max_tokens=args.recipe.max_context),
+            offered=[tool["function"]["name"] for tool in tools],
+            prompt_tokens=len(talk.ids),
+        )
+
+    def _tools(self, sample: Sample) -> list[dict[str, Any]]:
+        """What the row offers, in its own words, else all tools of the recipe."""
+        stated = sample.metadata.get("tools")
+        if not stated:
+            return self._toolbox.schemas()
+        names = [_name(tool) for tool in stated]
+        known = self._toolbox.schemas(names)
+        return [t if isinstance(t, dict) and "function" in t else k for t, k in zip(stated, known, strict=True)]
+
+    async def _turn(self, run: _Execution, turn: int) -> str:
+        """One request; the text of the answer."""
+        room = run.room(self._section.max_turn_tokens)
+        if room <= 0:
+            if turn == 0:
+                raise DataError(
+                    f"the prompt with its tools fills the context: {len(run.talk.ids)} of "
+                    f"{run.args.recipe.max_context} tokens",
+                    "raise data.max_prompt_tokens or engine.max_context, or offer fewer tools",
+                )
+            run.finish = "length"
+            return ""
+        params = run.params | {"max_new_tokens": room}
+        if turn and "sampling_seed" in params:
+            params["sampling_seed"] = derive_seed(params["sampling_seed"], "turn", turn)
+        prompt_ids = run.talk.ids
+        reply = await run.args.engine.generate(
+            {
+                "input_ids": prompt_ids,
+                "sampling_params": params,
+                "return_logprob": True,
+                "routing_key": run.sample.session_id,
+            }
+        )
+        said = read_reply(reply)
+        run.finish = said.finish
+        run.trajectory.append_turn(prompt_ids, said.ids, said.log_probs, said.versions, said.finish)
+        return run.talk.say(said.ids)
+
+    async def _answer(self, run: _Execution, parsed: Parsed) -> None:
+        """Run the calls of a turn and tell the model what came of them."""
+        results = await asyncio.gather(*(self._toolbox.call(call, run.offered) for call in parsed.calls))
+        results += [ToolResult(text=f"Error: {text}", failed=True, seconds=0.0) for text in parsed.errors]
+        run.tool_seconds += max((r.seconds for r in results), default=0.0)
+        run.stats["tool_calls"] += len(results)
+        run.stats["tool_errors"] += sum(r.failed for r in results)
+        names = [call.name for call in parsed.calls] + [""] * len(parsed.errors)
+        messages: list[Message] = [
+            {"role": "tool", "name": name, "tool_call_id": f"call_{i}", "content": self._cut(run, result.text)}
+            for i, (name, result) in enumerate(zip(names, results, strict=True))
+        ]
+        calls = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for i, call in enumerate(parsed.calls)
+        ]
+        run.talk.hear(messages, [] if parsed.errors else calls, parsed.text)
+
+    def _cut(self, run: _Execution, text: str) -> str:
+        """The beginning of a long output, and how much is missing."""
+        limit = self._section.max_output_tokens
+        tokenizer = run.args.tokenizer
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if len(text) > limit else []
+        if len(ids) <= limit:
+            return text
+        return f"{tokenizer.decode(ids[:limit])}\n[cut: {len(ids) - limit} of {len(ids)} tokens left out]"
+
+    def close(self) -> None:
+        """End the servers of tools. Idempotent."""
+        self._toolbox.close()
+
+
+def _name(tool: Any) -> str:
+    """Of a tool in a row: a name, OpenAI's form, or its inner part."""
+    if isinstance(tool, str):
+        return tool
+    return str(tool.get("function", tool).get("name", ""))
+
+
+def _samples(run: _Execution) -> list[Sample]:
+    """The execution's samples; what holds for all of it stands in the last."""
+    tokenizer = run.args.tokenizer
+    samples = run.trajectory.samples(run.sample, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
+    last = samples[-1]
+    if run.finish == "length":
+        last.status = SampleStatus.TRUNCATED
+    last.non_generation_time = round(run.tool_seconds, 6)
+    last.metadata["stats"] = {
+        **run.stats,
+        "turns": float(run.trajectory.turns),
+        "prefix_breaks": float(run.trajectory.breaks),
+    }
+    return samples
+
+
+def _as_begun(sample: Sample) -> Sample:
+    """An execution that was aborted begins anew when it is taken up again: its tools may have done things since."""
+    sample.status = SampleStatus.ABORTED
+    return sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One `/generate` reply."""
+
+    ids: list[int]
+    log_probs: list[float]
+    versions: list[tuple[str, int, int]]
+    """(weight version, start, end) in the order in which they spoke"""
+    finish: str
+
+
+def read_reply(reply: Mapping[str, Any] | Sequence[Any]) -> Said:
+    """What an engine said, from SGLang's reply to one request."""
+    one: Mapping[str, Any] = reply if isinstance(reply, Mapping) else reply[0]
+    meta = one["meta_info"]
+    triples = meta["output_token_logprobs"]
+    whole = {"version": meta.get("weight_version", ""), "start": 0, "end": len(triples)}
+    spans = [whole | span for span in meta.get("weight_versions") or [{}]]
+    return Said(
+        ids=[t[1] for t in triples],
+        log_probs=[t[0] for t in triples],
+        versions=[(str(span["version"]), span["start"], span["end"]) for span in spans],
+        finish=meta["finish_reason"]["type"],
+    )

@@ -1,0 +1,222 @@
+"""`tool_loop`: several turns with tools, from a scripted engine."""
+
+import asyncio
+import json
+
+import pytest
+
+from slimecli.errors import SlimeError
+from slimecli.recipe import validate_recipe
+from slimecli.recipe_tools import ToolsSection
+from slimecli.rollout.args import HookArgs
+from slimecli.rollout.custom import close_generate, load_generate, wants_messages
+from slimecli.rollout.generate import Generator
+from slimecli.rollout.tool_loop import ToolLoop
+from slimecli.types import Sample, SampleStatus
+from tests.models import tiny_tokenizer
+from tests.rollout.test_turns import DROPS_THINKING
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t['function']['name'] }} {% endfor %}<|im_end|>\n"
+    "{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def call(expression):
+    return f"<tool_call>{json.dumps({'name': 'calculator', 'arguments': {'expression': expression}})}</tool_call>"
+
+
+class Engine:
+    """Says the given texts one after another; every token has log-prob -0.25."""
+
+    def __init__(self, tokenizer, *texts, finish="stop"):
+        self.tokenizer, self.texts, self.finish, self.asked = tokenizer, list(texts), finish, []
+
+    async def generate(self, payload):
+        self.asked.append(payload)
+        ids = self.tokenizer(self.texts[len(self.asked) - 1], add_special_tokens=False)["input_ids"]
+        room = payload["sampling_params"]["max_new_tokens"]
+        finish = "length" if len(ids) > room else self.finish
+        out = ids[:room]
+        meta = {
+            "finish_reason": {"type": finish},
+            "output_token_logprobs": [[-0.25, t, None] for t in out],
+            "weight_version": "4",
+        }
+        return {"text": "", "output_ids": out, "meta_info": meta}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    made = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    made.chat_template = TEMPLATE
+    return made
+
+
+def work(tokenizer, *texts, sample=None, finish="stop", tools=None, budget=400, **rollout):
+    recipe = validate_recipe(
+        {
+            "rollout": {"max_response_tokens": 400, "custom_generate": "tool_loop", **rollout},
+            "tools": {"use": ["calculator"], **(tools or {})},
+        }
+    )
+    engine = Engine(tokenizer, *texts, finish=finish)
+    sample = sample or Sample(group_index=2, index=5, prompt=[{"role": "user", "content": "What is 2 * 21"}])
+    loop = ToolLoop(recipe.tools)
+    args = HookArgs(recipe, engine=engine, tokenizer=tokenizer)
+    params = {"max_new_tokens": budget, "stop_token_ids": [2], "sampling_seed": 11, "temperature": 1.0}
+    try:
+        return asyncio.run(loop(args, sample, params)), engine
+    finally:
+        loop.close()
+
+
+def spoken(sample, tokenizer, trained=1):
+    response = sample.tokens[sample.prompt_length :]
+    return tokenizer.decode([t for t, m in zip(response, sample.mask, strict=True) if m == trained])
+
+
+def test_a_call_its_output_and_the_answer_are_one_sample(tokenizer):
+    first, last = f"Let me see {call('2 * 21')}<|im_end|>", "It is 42<|im_end|>"
+    (sample,), engine = work(tokenizer, first, last)
+    assert spoken(sample, tokenizer) == first + last
+    assert spoken(sample, tokenizer, 0) == "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert sample.status is SampleStatus.COMPLETED
+    assert sample.rollout_log_probs == [-0.25 * m for m in sample.loss_mask]
+    assert sample.weight_versions == ["4"]
+    assert sample.metadata["stats"] == {"tool_calls": 1, "tool_errors": 0, "turns": 2, "prefix_breaks": 0}
+    assert sample.non_generation_time > 0
+    assert (sample.rollout_id, sample.session_id) == (5, "2-5")
+    assert sample.response.endswith("It is 42")
+    sample.reward = 1.0
+    sample.check()
+    # token in, token out: each request begins with what was asked and said before
+    one, two = (p["input_ids"] for p in engine.asked)
+    assert sample.tokens[: sample.prompt_length] == one
+    assert two == sample.tokens[: len(two)]
+    assert [p["routing_key"] for p in engine.asked] == ["2-5", "2-5"]
+    seeds = [p["sampling_params"]["sampling_seed"] for p in engine.asked]
+    assert seeds[0] == 11 != seeds[1]
+
+
+def test_tools_are_shown_by_the_recipe_or_the_row(tokenizer):
+    (sample,), _ = work(tokenizer, "42<|im_end|>")
+    assert tokenizer.decode(sample.tokens).startswith("<|im_start|>system\ncalculator <|im_end|>")
+    ask = [{"role": "user", "content": "What"}]
+    own = {"type": "function", "function": {"name": "calculator", "description": "own words", "parameters": {}}}
+    for stated in (["calculator"], [own], [own["function"]]):
+        row = Sample(index=0, prompt=ask, metadata={"tools": stated})
+        (sample,), _ = work(tokenizer, "42<|im_end|>", sample=row, tools={"use": ["calculator", "python"]})
+        assert "calculator <|im_end|>" in tokenizer.decode(sample.tokens)
+    with pytest.raises(SlimeError, match="offers a tool 'abacus'"):
+        work(tokenizer, "42", sample=Sample(index=0, prompt=ask, metadata={"tools": ["abacus"]}))
+
+
+def test_errors_are_told_and_counted(tokenizer):
+    texts = [f"{call('1 / 0')}<tool_call>nonsense</tool_call><|im_end|>", "Sorry<|im_end|>"]
+    (sample,), _ = work(tokenizer, *texts)
+    heard = spoken(sample, tokenizer, 0)
+    assert "Error: '1 / 0': division by zero" in heard
+    assert "'nonsense' cannot be read" in heard
+    assert sample.metadata["stats"]["tool_calls"] == sample.metadata["stats"]["tool_errors"] == 2
+    assert sample.status is SampleStatus.COMPLETED
+
+
+def test_a_call_inside_thinking_is_no_call(tokenizer):
+    (sample,), engine = work(tokenizer, f"<think>{call('1')}</think>It is 1<|im_end|>")
+    assert len(engine.asked) == 1
+    assert sample.metadata["stats"]["tool_calls"] == 0
+
+
+def test_turns_run_out(tokenizer):
+    texts = [f"{call(str(i))}<|im_end|>" for i in range(9)]
+    (sample,), engine = work(tokenizer, *texts, tools={"max_turns": 3})
+    assert len(engine.asked) == 3
+    assert sample.status is SampleStatus.TRUNCATED
+    assert sample.metadata["stats"]["tool_calls"] == 2
+    assert spoken(sample, tokenizer) == "".join(texts[:3])
+
+
+def test_the_budget_counts_tool_output(tokenizer):
+    texts = [f"{call(str(i))}<|im_end|>" for i in range(9)]
+    (sample,), engine = work(tokenizer, *texts, budget=150)
+    assert sample.response_length <= 150
+    assert sample.status is SampleStatus.TRUNCATED
+    assert sample.loss_mask[-1] == 1  # output that nothing was said about is not kept
+    rooms = [p["sampling_params"]["max_new_tokens"] for p in engine.asked]
+    lengths = [len(p["input_ids"]) for p in engine.asked]
+    assert [room + length for room, length in zip(rooms, lengths, strict=True)] == [150 + lengths[0]] * len(rooms)
+
+
+def test_a_turn_has_a_budget_of_its_own(tokenizer):
+    (sample,), engine = work(tokenizer, "x" * 50, tools={"max_turn_tokens": 20})
+    assert engine.asked[0]["sampling_params"]["max_new_tokens"] == 20
+    assert (sample.response_length, sample.status) == (20, SampleStatus.TRUNCATED)
+
+
+def test_long_output_is_cut(tokenizer, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text('def shout(n: int):\n    """Shouts."""\n    return "a" * n\n')
+    text = '<tool_call>{"name": "shout", "arguments": {"n": 100}}</tool_call><|im_end|>'
+    (sample,), _ = work(tokenizer, text, "x<|im_end|>", tools={"use": [f"{path}:shout"], "max_output_tokens": 10})
+    assert f"{'a' * 10}\n[cut: 90 of 100 tokens left out]" in spoken(sample, tokenizer, 0)
+
+
+def test_a_broken_prefix_makes_segments_or_fails(tokenizer):
+    before, tokenizer.chat_template = tokenizer.chat_template, DROPS_THINKING
+    texts = [f"<think>hm</think>{call('2 * 21')}<|im_end|>", "It is 42<|im_end|>"]
+    try:
+        (first, second), engine = work(tokenizer, *texts)
+        assert spoken(first, tokenizer) == texts[0]
+        assert spoken(second, tokenizer) == texts[1]
+        assert second.tokens[: second.prompt_length] == engine.asked[1]["input_ids"]
+        assert "hm" not in tokenizer.decode(second.tokens)
+        assert first.rollout_id == second.rollout_id == 5
+        assert second.metadata["stats"]["prefix_breaks"] == 1
+        assert "stats" not in first.metadata
+        with pytest.raises(SlimeError, match="turn 2 does not continue what was said"):
+            work(tokenizer, *texts, on_prefix_break="error")
+    finally:
+        tokenizer.chat_template = before
+
+
+def test_an_aborted_answer_comes_back_as_it_began(tokenizer):
+    (sample,), _ = work(tokenizer, "It is", finish="abort")
+    assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)
+    assert sample.prompt == [{"role": "user", "content": "What is 2 * 21"}]
+
+
+def test_a_prompt_that_fills_the_context_says_so(tokenizer):
+    with pytest.raises(SlimeError, match=r"fills the context: \d+ of 1424 tokens"):
+        work(tokenizer, "x", sample=Sample(index=0, prompt=[{"role": "user", "content": "x" * 2000}]))
+    with pytest.raises(SlimeError, match="needs messages"):
+        work(tokenizer, "x", sample=Sample(index=0, prompt="text"))
+
+
+def test_the_recipe_names_it_and_the_generator_scores_its_segments(tokenizer):
+    recipe = validate_recipe({"rollout": {"custom_generate": "tool_loop"}, "tools": {"use": ["calculator"]}})
+    assert wants_messages(recipe)
+    loop = load_generate("tool_loop", recipe)
+    assert load_generate("tool_loop", recipe) is loop
+    close_generate()
+    assert load_generate("tool_loop", recipe) is not loop
+    close_generate()
+    with pytest.raises(SlimeError, match="no generate function 'tool_lop'.*did you mean.*tool_loop"):
+        load_generate("tool_lop", recipe)
+
+    async def reward(args, sample, **kwargs):
+        return float("42" in sample.response)
+
+    engine = Engine(tokenizer, f"{call('6 * 7')}<|im_end|>", "It is 42<|im_end|>")
+    generator = Generator(
+        engine=engine,
+        reward=reward,
+        args=HookArgs(recipe, engine=engine, tokenizer=tokenizer),
+        timeout_s=10,
+        custom=ToolLoop(ToolsSection(use=["calculator"])),
+    )
+    group = [Sample(group_index=0, index=0, prompt=[{"role": "user", "content": "What is 6 * 7"}])]
+    (done,) = asyncio.run(generator.group(group, [{"max_new_tokens": 300, "stop_token_ids": [2]}]))
+    assert (done.reward, done.status) == (1.0, SampleStatus.COMPLETED)
