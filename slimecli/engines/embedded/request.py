@@ -112,7 +112,7 @@ _TOP_KEYS = {
 }  # fmt: skip
 _HARMLESS = {
     "log_metrics", "priority", "routing_key", "session_id", "background", "return_text_in_logprobs", "extra_key",
-    "no_logs", "custom_labels", "return_entropy",
+    "no_logs", "custom_labels", "return_entropy", "model",
 }  # fmt: skip
 """keys of SGLang that change nothing in an answer of this engine"""
 _NUMBERS: dict[str, tuple[type, float, float]] = {
