@@ -263,6 +263,8 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Pass-through tables belong to their backend; the sync kind must reach the engines."""
     if recipe.megatron and recipe.trainer.backend != "megatron":
         yield "`[megatron]` is given, but `trainer.backend` is 'fsdp'; set that to 'megatron' or remove the table"
+    if recipe.trainer.bridge != "slime" and recipe.trainer.backend != "megatron":
+        yield f"`trainer.bridge` = {recipe.trainer.bridge!r} has no effect with `trainer.backend` = 'fsdp'"
     if recipe.sglang and recipe.engine.backend != "sglang":
         yield "`[sglang]` is given, but `engine.backend` is 'embedded'; set that to 'sglang' or remove the table"
     if recipe.sglang and recipe.engine.urls:

@@ -87,6 +87,8 @@ class TrainerSection(Section):
 
     backend: Literal["fsdp", "megatron"] = "fsdp"
     """who trains"""
+    bridge: Literal["slime", "mbridge"] = "slime"
+    """whose weight maps lead from the model folder to Megatron and back: slime's, or those of the package mbridge"""
     processes: int = Field(1, gt=0)
     """trainer processes: GPUs, or gloo ranks on a CPU"""
     threads: int = Field(1, gt=0)

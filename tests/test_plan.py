@@ -89,6 +89,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"rollout": {"over_sampling_batch_size": 16}}, "no effect without `rollout.dynamic_filter`"),
         ({"trainer": {"warmup_steps": 11}}, "above the run's 10 steps"),
         ({"megatron": {"x": 1}}, "`trainer.backend` is 'fsdp'"),
+        ({"trainer": {"bridge": "mbridge"}}, "`trainer.bridge` = 'mbridge' has no effect"),
         ({"sglang": {"x": 1}}, "`engine.backend` is 'embedded'"),
         (megatron(tensor_model_parallel_size=2), "trainer.processes = 1 is not a multiple of TP x PP x CP = 2; 2"),
         (megatron(3, tensor_model_parallel_size=3), "does not divide the 16 query heads; 2 or 4 does"),

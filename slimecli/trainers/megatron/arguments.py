@@ -227,6 +227,8 @@ def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> I
         yield f"[megatron] {details[0]} has no effect without recompute_granularity = 'full'"
     if "recompute_modules" in given and granularity != "selective":
         yield "[megatron] recompute_modules has no effect without recompute_granularity = 'selective'"
+    if recipe.trainer.bridge == "mbridge" and importlib.util.find_spec("mbridge") is None:
+        yield "trainer.bridge = 'mbridge', which is not installed: pip install mbridge, or set it to 'slime'"
     if given.get("overlap_param_gather") and not given.get("overlap_grad_reduce"):
         yield "[megatron] overlap_param_gather needs overlap_grad_reduce = true"
     if given.get("overlap_param_gather") and not given.get("use_distributed_optimizer", True):

@@ -20,11 +20,11 @@ from slimecli.recipe import Recipe
 from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers.megatron import runtime
 from slimecli.trainers.megatron.arguments import settings_of
+from slimecli.trainers.megatron.bridges import BRIDGES
 from slimecli.trainers.megatron.layout import fits
 from slimecli.trainers.megatron.model import build_chunks
 from slimecli.trainers.megatron.network import Network
 from slimecli.trainers.megatron.passes import Passes
-from slimecli.trainers.megatron.weights import load_hf
 from slimecli.weights.check import spec_of
 from slimecli.weights.hf import HfFolder
 
@@ -42,16 +42,17 @@ class Frozen:
         spec, live = spec_of(folder), partial(_live, bare)
         self._copies: dict[ModelName, HostCopy] = {}
         self._other: OtherModel | None = None
+        load = BRIDGES[recipe.trainer.bridge].load_hf
         teacher = teacher_folder(recipe)
         self._vocab = spec.vocab
         if teacher is not None:
             self._vocab = spec_of(HfFolder(teacher)).vocab
             if fits(spec_of(HfFolder(teacher)), spec):
-                load_hf(bare, HfFolder(teacher), spec)
+                load(bare, HfFolder(teacher), spec)
                 self._copies["teacher"] = HostCopy(live)
             else:
                 self._other = OtherModel(recipe, teacher, device)
-        load_hf(bare, folder, spec)
+        load(bare, folder, spec)
         if recipe.algo.kl_coef > 0 and algorithm(recipe.algo.name).needs_rollout:
             self._copies["reference"] = HostCopy(live)
         if recipe.algo.old_log_probs == "published":
@@ -105,7 +106,7 @@ class OtherModel:
                 "serve the teacher, and set distill.url",
             )
         bare = build_chunks(spec, settings, device)
-        load_hf(bare, HfFolder(folder), spec)
+        BRIDGES[recipe.trainer.bridge].load_hf(bare, HfFolder(folder), spec)
         self._chunks = [chunk.requires_grad_(False) for chunk in runtime.in_precision(bare)]
         section = recipe.trainer
         self.passes = Passes(

@@ -26,6 +26,7 @@ from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
 from slimecli.trainers.megatron import runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
+from slimecli.trainers.megatron.bridges import BRIDGES
 from slimecli.trainers.megatron.critic import ValuePasses
 from slimecli.trainers.megatron.frozen import Frozen
 from slimecli.trainers.megatron.micro_batches import MicroBatch
@@ -57,6 +58,7 @@ class MegatronTrainer:
         self._algorithm = algorithm(recipe.algo.name)
         self._total_steps = total_steps
         self._publish_dtype: torch.dtype = getattr(torch, recipe.model.dtype)
+        self._bridge = BRIDGES[recipe.trainer.bridge]
         self._settings = settings_of(recipe, self._spec, on_gpu=torch.cuda.is_available())
         self._device, self._rank, self._world = runtime.start(self._settings, recipe.trainer.processes, recipe.seed)
         bare = build_chunks(self._spec, self._settings, self._device)
@@ -150,7 +152,7 @@ class MegatronTrainer:
         """
         self._policy.gather()
         folder = HfFolder(self._model_dir)
-        yield from weights.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
+        yield from self._bridge.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
         for name, tensor in weights.carried(folder, self._spec):
             yield name, tensor.to(self._publish_dtype)
         self._frozen.published()
@@ -186,7 +188,7 @@ class MegatronTrainer:
     def _make_critic(self, folder: HfFolder) -> Network:
         """The policy's first weights without its output layer, and a learning rate of its own."""
         bare = build_chunks(self._spec, self._settings, self._device, with_value_head=True)
-        weights.load_hf(bare, folder, self._spec)
+        self._bridge.load_hf(bare, folder, self._spec)
         section = self._section.model_copy(update={"lr": self._algo.critic_lr or self._section.lr})
         return Network(bare, self._settings, section)
 
