@@ -62,6 +62,8 @@ class Sample:
     """[response_length] log-probability the engine gave each token as sampled; 0.0 where not trained on"""
     weight_versions: list[str] = field(default_factory=list)
     """weight versions that spoke this answer, in order of first use"""
+    version_spans: list[list[Any]] = field(default_factory=list)
+    """[[version, start, end], ...]: who spoke response tokens start..end-1; tokens in no span came from elsewhere"""
     status: SampleStatus = SampleStatus.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     """free data of the row: tools, rm_type, source_name, ..."""
@@ -185,6 +187,11 @@ class WeightReceipt:
     version: int
     """step whose weights the engine now holds"""
     fingerprint: str
-    """slimecli.weights.fingerprint over the engine's own live tensors, taken after the update"""
+    """slimecli.weights.fingerprint over the engine's own live tensors, taken after the update; empty: it cannot say"""
     seconds: float
     bytes_: int
+    """read by the engine"""
+    pause_seconds: float = 0.0
+    """how long the engine generated nothing for it, waiting for running answers included"""
+    how: str = "full"
+    """full: all weights; changes: those of the last version; full+changes: it had to catch up; none: it held them"""

@@ -46,6 +46,8 @@ class HttpEngine:
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
         self._looked = -SILENCE_S
+        self.paused = False
+        """whether `pause` was called here, and `resume` not yet"""
         self.weights = HttpWeights(self)
 
     async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
@@ -147,6 +149,10 @@ class HttpEngine:
         """Over the engine's live weights; empty from a server that cannot say."""
         return await self.weights.fingerprint()
 
+    async def digests(self) -> dict[str, str]:
+        """One digest per live weight, to name the one that differs; empty from a server that cannot say."""
+        return await self.weights.digests()
+
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def info(self) -> dict[str, Any]:
@@ -161,10 +167,12 @@ class HttpEngine:
     async def pause(self, mode: str = "abort") -> None:
         """Stop stepping."""
         await self.call("POST", "/pause_generation", {"mode": mode}, "pausing")
+        self.paused = True
 
     async def resume(self) -> None:
         """Go on after pause."""
         await self.call("POST", "/continue_generation", {}, "continuing")
+        self.paused = False
 
     async def abort(self, rid: str | None = None) -> None:
         """Stop one request, or all."""

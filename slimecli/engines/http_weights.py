@@ -4,95 +4,78 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from slimecli.engines.http_errors import EngineRefusedError
+from slimecli.engines.http_sglang import Caller, SglangWeights
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
-from slimecli.weights.hf import HfFolder
-
-if TYPE_CHECKING:
-    import torch
-
-
-class Caller(Protocol):
-    """What these calls need of a client."""
-
-    url: str
-
-    async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
-        """One HTTP call; the decoded JSON."""
 
 
 class HttpWeights:
-    """Weights of one engine at a URL."""
+    """Weights of one engine at a URL. An embedded server keeps the order of an update itself; SGLang is led."""
 
     def __init__(self, engine: Caller) -> None:
         self._engine = engine
+        self._sglang = SglangWeights(engine)
+        self._embedded: bool | None = None
+
+    async def is_embedded(self) -> bool:
+        """Whether an embedded server listens there; asked once."""
+        if self._embedded is None:
+            info = await self._engine.call("GET", "/server_info", None, "describing itself")
+            self._embedded = str((info or {}).get("version", "")).startswith("slime-")
+        return self._embedded
 
     async def update(self, update: WeightUpdate) -> WeightReceipt:
-        """Load, then ask what is held. An SGLang server, which has no fingerprint, is compared with what it was sent;
-        where that is not here to be read (kind distributed) the receipt's fingerprint is empty."""
+        """Pause, flush, load, verify, continue; the receipt's fingerprint is empty where nobody can tell (SGLang by
+        broadcast)."""
+        if not await self.is_embedded():
+            return await self._sglang.update(update)
         begin = time.perf_counter()
-        version = {"weight_version": str(update.version)}
-        doing = f"updating weights to version {update.version}"
-        if update.kind == "shared_memory":
-            payload = {"manifest": str(update.manifest), **version}
-            answer = await self._engine.call("POST", "/update_weights_from_shared_memory", payload, doing)
-        elif update.kind == "disk":
-            payload = {"model_path": str(update.folder), **version}
-            answer = await self._engine.call("POST", "/update_weights_from_disk", payload, doing)
-        elif update.kind == "distributed":
-            answer = await self.update_in_parts([dict(update.group or {}) | version], doing)
-        else:
-            raise SlimeError(
-                f"weights cannot go {update.kind} to {self._engine.url}", "--set sync.kind=shared_memory or disk"
-            )
-        answer = answer or {}
-        fingerprint = answer.get("fingerprint") or await self.fingerprint()
-        if not fingerprint and update.folder is not None:
-            said, fingerprint = await self._proven(HfFolder(update.folder).iterate())
-            answer["version"] = said
+        answer = await self._send(update, f"updating weights to version {update.version}")
         return WeightReceipt(
-            version=update.version if "version" not in answer else int(answer["version"]),
-            fingerprint=fingerprint,
+            version=int(answer["version"]),
+            fingerprint=answer["fingerprint"],
             seconds=time.perf_counter() - begin,
-            bytes_=int(answer.get("bytes", 0)),
+            bytes_=int(answer["bytes"]),
+            pause_seconds=float(answer["pause_seconds"]),
+            how=answer["how"],
         )
 
-    async def update_in_parts(self, parts: list[dict[str, Any]], doing: str) -> Any:
-        """update_weights_from_distributed between begin and end; servers before 0.5.21 have neither."""
-        modern = await self._begin(doing)
-        total = 0
+    async def _send(self, update: WeightUpdate, doing: str) -> dict[str, Any]:
+        asked = {"weight_version": str(update.version), "running": update.running}
+        calls: dict[str, tuple[str, dict[str, Any]]] = {
+            "shared_memory": ("from_shared_memory", {"manifest": str(update.manifest)}),
+            "tensor": ("from_buckets", {"buckets": list(update.buckets or ())}),
+            "disk": ("from_disk", {"model_path": str(update.folder)}),
+            "disk_delta": ("from_chain", {"chain": str(update.folder)}),
+        }
+        if update.kind == "distributed":
+            return await self._in_parts([{**(update.group or {}), **asked}], doing)
+        if update.kind not in calls:
+            fix = "--set sync.kind=shared_memory or disk"
+            raise SlimeError(f"weights cannot go {update.kind} to {self._engine.url}", fix)
+        path, payload = calls[update.kind]
+        found: dict[str, Any] = await self._engine.call("POST", f"/update_weights_{path}", {**payload, **asked}, doing)
+        return found
+
+    async def _in_parts(self, parts: list[dict[str, Any]], doing: str) -> dict[str, Any]:
+        begin, total = time.perf_counter(), 0
+        await self._engine.call("POST", "/begin_weight_update", {"running": parts[0]["running"]}, doing)
         try:
             for part in parts:
                 answer = await self._engine.call("POST", "/update_weights_from_distributed", part, doing)
-                total += int((answer or {}).get("bytes", 0))
+                total += int(answer["bytes"])
         except SlimeError:
             # the reason is raised; a server left between begin and end would refuse the next update
             with contextlib.suppress(SlimeError):
                 await self._engine.call("POST", "/end_weight_update", {}, doing)
             raise
-        ended = await self._engine.call("POST", "/end_weight_update", {}, doing) if modern else {}
-        return {**(ended or {}), "bytes": total}
-
-    async def _begin(self, doing: str) -> bool:
-        try:
-            await self._engine.call("POST", "/begin_weight_update", {}, doing)
-        except EngineRefusedError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
-
-    async def _proven(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, str]:
-        """(version, fingerprint) of what an SGLang server holds, once its parameters have been compared with these."""
-        from slimecli.engines.sglang.proof import prove
-
-        held, mark = await prove(self._engine, pairs)
-        return held.version, mark
+        ended = await self._engine.call("POST", "/end_weight_update", {}, doing)
+        return {**ended, "bytes": total, "pause_seconds": time.perf_counter() - begin, "how": "full"}
 
     async def join_group(self, payload: Mapping[str, Any]) -> None:
         """Enter a weight-update process group."""
@@ -112,3 +95,10 @@ class HttpWeights:
                 return ""
             raise
         return str(answer["fingerprint"])
+
+    async def digests(self) -> dict[str, str]:
+        """One per live weight; empty from a server that cannot say."""
+        if not await self.is_embedded():
+            return {}
+        answer = await self._engine.call("GET", "/weights_digests", None, "computing its digests")
+        return dict(answer["digests"])

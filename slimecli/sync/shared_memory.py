@@ -29,6 +29,10 @@ from slimecli.weights.hf import tensor_bytes
 SHM = Path("/dev/shm")
 ALIGN = 64
 """tensors begin at multiples of this (bytes)"""
+HEADER = 64
+"""bytes before the first tensor: torch, which SGLang opens the buffer with, keeps a reference count there"""
+COUNT = 1 << 30
+"""so many readers short of zero, at which torch would remove the buffer"""
 _NAME = re.compile(r"slime-(\d+)-(\d+)-[0-9a-f]+\.(bin|json)")
 _ours: set[Path] = set()
 
@@ -44,20 +48,13 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
     # A reader of an older manifest must not find it while the bytes change under it.
     manifest.unlink(missing_ok=True)
     tensors: list[dict[str, Any]] = []
-    end, total, full = 0, 0, False
+    end, total, full = HEADER, 0, False
     with _open_private(buffer) as handle:
+        full = not _write_at(handle.fileno(), 0, memoryview(COUNT.to_bytes(4, "little").ljust(HEADER, b"\0")))
         for name, tensor in pairs:
             start = -(-end // ALIGN) * ALIGN
             end, total = start + tensor.nbytes, total + tensor.nbytes
-            tensors.append(
-                {
-                    "name": name,
-                    "dtype": str(tensor.dtype).removeprefix("torch."),
-                    "shape": list(tensor.shape),
-                    "offset": start,
-                    "nbytes": tensor.nbytes,
-                }
-            )
+            tensors.append(entry(name, tensor, start))
             full = full or not _write_at(handle.fileno(), start, tensor_bytes(tensor))
         if not full:
             handle.truncate(end)
@@ -70,6 +67,12 @@ def write(pairs: Iterable[tuple[str, torch.Tensor]], *, version: int, key: str) 
         )
     files.write_text(manifest, json.dumps({"buffer": str(buffer), "version": version, "tensors": tensors}))
     return manifest, total
+
+
+def entry(name: str, tensor: torch.Tensor, offset: int) -> dict[str, Any]:
+    """Where one tensor lies in a buffer."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset, "nbytes": tensor.nbytes}
 
 
 def _open_private(path: Path) -> BinaryIO:

@@ -16,7 +16,7 @@ import torch
 from slimecli import files
 from slimecli.errors import SlimeError
 from slimecli.protocols import SyncKind, WeightUpdate
-from slimecli.sync import shared_memory
+from slimecli.sync import buckets, shared_memory
 from slimecli.weights.fingerprint import Fingerprint
 from slimecli.weights.hf import save_hf_folder
 
@@ -29,8 +29,15 @@ class StagedWeights:
 
     update: WeightUpdate
     fingerprint: str
+    digests: dict[str, str]
+    """per tensor, to name the one that an engine holds otherwise"""
     bytes_: int
+    """of all weights"""
     seconds: float
+    written: int = -1
+    """bytes that were laid down for engines, where that is not all"""
+    changed: float = 1.0
+    """disk_delta: fraction of the elements that changed since the version before"""
 
 
 def stage_weights(
@@ -41,7 +48,8 @@ def stage_weights(
     Args:
         pairs: the trainer's weights(); iterated to its end on every rank.
         version: step whose weights these are.
-        folder: disk: the HF folder to commit; shared_memory: tells the buffers of several runs in one process apart.
+        folder: disk: the HF folder to commit; disk_delta: the folder of the chain; shared_memory and tensor: tells the
+            buffers of several runs in one process apart.
         like: HF folder with config and tokenizer.
         one_host: distributed: no engine is on another machine.
     """
@@ -64,25 +72,39 @@ def stage_weights(
 
 def _stage(pairs: Pairs, kind: SyncKind, version: int, folder: Path, like: Path, *, one_host: bool) -> StagedWeights:
     mark = Fingerprint()
+    update = WeightUpdate(kind=kind, version=version)
+    if kind == "disk_delta":
+        return _stage_chain(pairs, update, folder, like)
     if kind == "disk":
         notes: dict[str, Any] = {"version": version}
         with files.committed_folder(folder, notes) as temporary:
-            notes |= save_hf_folder(pairs, temporary, like=like)
-        update = WeightUpdate(kind=kind, version=version, folder=folder)
-        return StagedWeights(update=update, fingerprint=notes["fingerprint"], bytes_=notes["bytes"], seconds=0.0)
+            notes |= save_hf_folder(pairs, temporary, like=like, mark=mark)
+        return _staged(replace(update, folder=folder), mark, notes["bytes"])
     if kind == "shared_memory":
         manifest, total = shared_memory.write(_marked(pairs, mark), version=version, key=str(folder))
-        update = WeightUpdate(kind=kind, version=version, manifest=manifest)
-        return StagedWeights(update=update, fingerprint=mark.hexdigest(), bytes_=total, seconds=0.0)
+        return _staged(replace(update, manifest=manifest), mark, total)
+    if kind == "tensor":
+        made, there, total = buckets.stage(_marked(pairs, mark), version=version, key=str(folder))
+        return _staged(replace(update, buckets=made, manifest=there), mark, total)
     tensors = dict(_marked(pairs, mark))
     total = sum(t.nbytes for t in tensors.values())
     if kind == "distributed":
         from slimecli.sync.distributed import offer
 
-        update = WeightUpdate(kind=kind, version=version, group=offer(tensors, version, one_host=one_host))
-    else:
-        update = WeightUpdate(kind=kind, version=version, tensors=tensors)
-    return StagedWeights(update=update, fingerprint=mark.hexdigest(), bytes_=total, seconds=0.0)
+        return _staged(replace(update, group=offer(tensors, version, one_host=one_host)), mark, total)
+    return _staged(replace(update, tensors=tensors), mark, total)
+
+
+def _stage_chain(pairs: Pairs, update: WeightUpdate, folder: Path, like: Path) -> StagedWeights:
+    from slimecli.sync import chain
+
+    staged = chain.stage(pairs, version=update.version, folder=folder, like=like)
+    done = _staged(replace(update, folder=folder), staged.mark, staged.bytes)
+    return replace(done, written=staged.written, changed=staged.changed)
+
+
+def _staged(update: WeightUpdate, mark: Fingerprint, total: int) -> StagedWeights:
+    return StagedWeights(update=update, fingerprint=mark.hexdigest(), digests=mark.digests(), bytes_=total, seconds=0.0)
 
 
 def _marked(pairs: Pairs, mark: Fingerprint) -> Pairs:

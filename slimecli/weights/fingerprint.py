@@ -41,9 +41,12 @@ class Fingerprint:
         """32 hex digits over names, dtypes, shapes and values so far."""
         digest = hashlib.sha256()
         for _, (header, value) in sorted(self._seen.items()):
-            digest.update(header.encode())
-            digest.update(int(value.item()).to_bytes(8, "little", signed=True))
+            digest.update(header.encode() + _octets(value))
         return digest.hexdigest()[:32]
+
+    def digests(self) -> dict[str, str]:
+        """16 hex digits per tensor, to name the one that differs."""
+        return {name: _digest(header, value) for name, (header, value) in self._seen.items()}
 
 
 def fingerprint(pairs: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -52,6 +55,21 @@ def fingerprint(pairs: Iterable[tuple[str, torch.Tensor]]) -> str:
     for name, tensor in pairs:
         total.update(name, tensor)
     return total.hexdigest()
+
+
+def tensor_digest(name: str, tensor: torch.Tensor) -> str:
+    """The entry of one tensor in `Fingerprint.digests`."""
+    mark = Fingerprint()
+    mark.update(name, tensor)
+    return mark.digests()[name]
+
+
+def _octets(value: torch.Tensor) -> bytes:
+    return int(value.item()).to_bytes(8, "little", signed=True)
+
+
+def _digest(header: str, value: torch.Tensor) -> str:
+    return hashlib.sha256(header.encode() + _octets(value)).hexdigest()[:16]
 
 
 def tensor_hash(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from slimecli import files, headers
 from slimecli.errors import DataError
+from slimecli.weights.fingerprint import Fingerprint
 
 DTYPES = {
     "F64": torch.float64,
@@ -264,6 +265,7 @@ def save_hf_folder(
     like: Path,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    mark: Fingerprint | None = None,
 ) -> dict[str, Any]:
     """Write weights as they come, and copy what else belongs to the model from `like`.
 
@@ -273,13 +275,13 @@ def save_hf_folder(
         like: HF folder with config and tokenizer.
         dtype: floating tensors are cast to it; None keeps each as it is.
         max_shard_bytes: largest shard (bytes), unless one tensor alone is larger.
+        mark: takes in what is written, for who wants to know more of it than the fingerprint.
 
     Returns {"tensors", "bytes", "shards", "dtype", "fingerprint"}.
     """
-    from slimecli.weights.fingerprint import Fingerprint
-
     out.mkdir(parents=True, exist_ok=True)
-    mark, total, count, kinds = Fingerprint(), 0, 0, set()
+    mark = Fingerprint() if mark is None else mark
+    total, count, kinds = 0, 0, set()
     writer = _ShardWriter(out, max_shard_bytes)
     try:
         for name, tensor in pairs:

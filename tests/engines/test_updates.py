@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.server import start_server_thread
+from slimecli.engines.embedded.weights import Incoming
 from slimecli.engines.http import EngineRefusedError, HttpEngine
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
@@ -146,7 +147,7 @@ def test_a_failure_half_way_is_not_hidden(served):
 
     headers = [(n, tuple(t.shape), "float32") for n, t in tensors.items()]
     with pytest.raises(OSError, match="link"):
-        asyncio.run(own._load(headers, dying(), "2"))
+        asyncio.run(own.weights._take(lambda: [Incoming(headers=headers, tensors=dying())], "2", "finish"))
     with pytest.raises(SlimeError, match="half-way"):
         asyncio.run(client.generate(ASK))
     assert not asyncio.run(client.info())["weights_ready"]

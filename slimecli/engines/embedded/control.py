@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
@@ -12,6 +12,7 @@ from slimecli.engines.embedded.engine import TAGS, EmbeddedEngine
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import Handler, body, failure, reply
 from slimecli.errors import SlimeError
+from slimecli.protocols import Running
 from slimecli.types import WeightReceipt
 
 
@@ -74,16 +75,26 @@ def _receipt(receipt: WeightReceipt) -> web.Response:
             "fingerprint": receipt.fingerprint,
             "seconds": receipt.seconds,
             "bytes": receipt.bytes_,
+            "pause_seconds": receipt.pause_seconds,
+            "how": receipt.how,
         }
     )
 
 
-async def _prepare(engine: EmbeddedEngine, payload: dict[str, Any]) -> str | None:
-    """Do what an update asks for beforehand; the version it names. Prompt caches are dropped by every update."""
-    if payload.get("abort_all_requests"):
-        await engine.abort()
-    value = payload.get("weight_version")
-    return None if value is None else str(value)
+def _asked(payload: dict[str, Any]) -> tuple[str | None, Running]:
+    """(version it names, what becomes of running requests). Prompt caches are dropped by every update."""
+    version = payload.get("weight_version")
+    running: Any = payload.get("running") or ("abort" if payload.get("abort_all_requests") else "finish")
+    if running not in get_args(Running):
+        raise BadRequest(f"unknown running {running!r}", f"use {', '.join(get_args(Running))}")
+    return None if version is None else str(version), running
+
+
+def _folder(payload: dict[str, Any], key: str) -> Path:
+    folder = Path(str(payload.get(key) or ""))
+    if not payload.get(key) or not folder.is_dir():
+        raise BadRequest(f"{key} {payload.get(key)!r} is not a folder on this machine")
+    return folder
 
 
 def _weight_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
@@ -91,17 +102,25 @@ def _weight_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
 
     async def from_disk(request: web.Request) -> web.Response:
         payload = await body(request)
-        folder = Path(str(payload.get("model_path") or ""))
-        if not payload.get("model_path") or not folder.is_dir():
-            raise BadRequest(f"model_path {payload.get('model_path')!r} is not a folder on this machine")
-        return _receipt(await engine.update_from_folder(folder, await _prepare(engine, payload)))
+        return _receipt(await engine.weights.from_folder(_folder(payload, "model_path"), *_asked(payload)))
+
+    async def from_chain(request: web.Request) -> web.Response:
+        payload = await body(request)
+        if "changes" in payload:
+            return _receipt(await engine.weights.from_changes(_folder(payload, "changes"), *_asked(payload)))
+        return _receipt(await engine.weights.from_chain(_folder(payload, "chain"), *_asked(payload)))
 
     async def from_shared_memory(request: web.Request) -> web.Response:
         payload = await body(request)
         if not isinstance(payload.get("manifest"), str):
             raise BadRequest("give manifest: the path of the JSON file that describes the buffer")
-        manifest = Path(payload["manifest"])
-        return _receipt(await engine.update_from_manifest(manifest, await _prepare(engine, payload)))
+        return _receipt(await engine.weights.from_manifest(Path(payload["manifest"]), *_asked(payload)))
+
+    async def from_buckets(request: web.Request) -> web.Response:
+        payload = await body(request)
+        if not isinstance(payload.get("buckets"), list):
+            raise BadRequest("give buckets: a list of what sync.buckets makes")
+        return _receipt(await engine.weights.from_buckets(payload["buckets"], *_asked(payload)))
 
     async def version(request: web.Request) -> web.Response:
         return reply({"weight_version": engine.info()["weight_version"]})
@@ -109,12 +128,18 @@ def _weight_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
     async def mark(request: web.Request) -> web.Response:
         return reply(await _mark(engine))
 
+    async def digests(request: web.Request) -> web.Response:
+        return reply({"digests": await engine.digests()})
+
     return [
         ("POST", "/update_weights_from_disk", from_disk),
+        ("POST", "/update_weights_from_chain", from_chain),
         ("POST", "/update_weights_from_shared_memory", from_shared_memory),
+        ("POST", "/update_weights_from_buckets", from_buckets),
         ("GET", "/get_weight_version", version),
         ("GET", "/weight_version", version),
         ("GET", "/weights_fingerprint", mark),
+        ("GET", "/weights_digests", digests),
     ]
 
 
@@ -122,11 +147,11 @@ def _part_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, 
     """Updates in parts, between begin and end."""
 
     async def begin(request: web.Request) -> web.Response:
-        await engine.begin_update()
+        await engine.weights.begin(_asked(await body(request))[1])
         return reply({"success": True, "message": "weight update begun"})
 
     async def end(request: web.Request) -> web.Response:
-        await engine.end_update()
+        await engine.weights.end()
         return reply({"success": True, "message": "weight update ended", **await _mark(engine)})
 
     async def from_tensor(request: web.Request) -> web.Response:
@@ -134,12 +159,12 @@ def _part_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, 
         _require_begin(engine)
         parts, kind = payload.get("serialized_named_tensors"), str(payload.get("load_format") or "")
         tensors = weights.from_base64(parts, kind, allow_pickle=allow_pickle)
-        return _receipt(await engine.update_from_tensors(tensors, await _prepare(engine, payload)))
+        return _receipt(await engine.weights.from_tensors(tensors, *_asked(payload)))
 
     async def from_distributed(request: web.Request) -> web.Response:
         payload = await body(request)
         _require_begin(engine)
-        return _receipt(await engine.update_from_group(payload, await _prepare(engine, payload)))
+        return _receipt(await engine.weights.from_group(payload, *_asked(payload)))
 
     async def join(request: web.Request) -> web.Response:
         await engine.join_group(await body(request))
@@ -161,7 +186,7 @@ def _part_routes(engine: EmbeddedEngine, allow_pickle: bool) -> list[tuple[str, 
 
 
 def _require_begin(engine: EmbeddedEngine) -> None:
-    if not engine.updating:
+    if not engine.weights.updating:
         raise BadRequest("no weight update is in progress", "POST /begin_weight_update first, /end_weight_update after")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 import torch
 
 from slimecli.engines.embedded import config as folder_config
-from slimecli.engines.embedded import distributed, weights
+from slimecli.engines.embedded import weights
 from slimecli.engines.embedded.loading import build_model
 from slimecli.engines.embedded.request import Ask, Limits, Request, parse_generate
 from slimecli.engines.embedded.scheduler import Scheduler, stamp
 from slimecli.engines.embedded.text import TextCodec
+from slimecli.engines.embedded.updates import EngineWeights
 from slimecli.engines.embedded.worker import Gather, Worker, both, numbered
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
@@ -63,8 +63,8 @@ class EmbeddedEngine:
         with torch.inference_mode():
             self._book.load(stored.headers, stored.tensors())
         self._worker = Worker(Scheduler(self.model, self.codec, slots, max_context))
-        self._groups = distributed.Groups()
         self._asleep: set[str] = set()
+        self.weights = EngineWeights(self.model, self._worker, self._book, self._asleep)
         self._closed = False
 
     @property
@@ -192,104 +192,27 @@ class EmbeddedEngine:
 
         return bool(await self._call(work))
 
-    # -- weights -----------------------------------------------------------------------------------------------------
+    # -- weights (embedded.updates) ----------------------------------------------------------------------------------
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Load a whole set of weights; running requests go on with it, their caches computed anew."""
-        if update.kind == "in_process":
-            receipt = await self.update_from_tensors(update.tensors or {}, str(update.version))
-        elif update.kind == "shared_memory":
-            receipt = await self.update_from_manifest(update.manifest or Path(), str(update.version))
-        elif update.kind == "disk":
-            receipt = await self.update_from_folder(update.folder or Path(), str(update.version))
-        else:
-            receipt = await self.update_from_group(update.group or {}, str(update.version))
-        return receipt
-
-    async def update_from_tensors(self, tensors: Mapping[str, torch.Tensor], version: str | None) -> WeightReceipt:
-        """From tensors in this process."""
-        return await self._load(weights.headers_of(tensors), tensors.items(), version or self._scheduler.version)
-
-    async def update_from_manifest(self, manifest: Path, version: str | None) -> WeightReceipt:
-        """From shared memory."""
-        headers, tensors, stored = weights.from_manifest(manifest)
-        if version is not None and version.isdigit() and int(version) != stored:
-            raise weights.WeightsRefused(f"{manifest} holds version {stored}, not {version}", "write the weights again")
-        return await self._load(headers, tensors, version or str(stored))
-
-    async def update_from_folder(self, folder: Path, version: str | None) -> WeightReceipt:
-        """From an HF folder."""
-        stored = weights.FolderWeights(folder)
-        return await self._load(stored.headers, stored.tensors(), version or self._scheduler.version)
-
-    async def update_from_group(self, group: Mapping[str, Any], version: str | None) -> WeightReceipt:
-        """Broadcast from rank 0 of a process group that `join_group` entered."""
-        headers = distributed.headers(group)
-        tensors = self._groups.receive(group, headers, self.model.device)
-        return await self._load(headers, tensors, version or self._scheduler.version)
-
-    async def _load(self, headers: list[weights.Header], tensors: Any, version: str) -> WeightReceipt:
-        receipt: WeightReceipt = await self._call(lambda: self.load(headers, tensors, version))
-        return receipt
-
-    def load(self, headers: list[weights.Header], tensors: Any, version: str) -> WeightReceipt:
-        """On the engine's thread: check, load, fingerprint. Paused in place, running caches are kept as they are."""
-        begin = time.perf_counter()
-        if "weights" in self._asleep:
-            raise weights.WeightsRefused("the weights are asleep", "wake them before pushing")
-        self._book.check(headers, whole=self._book.pending is None)
-        if not self._worker.hold:
-            self._scheduler.retract()
-        total = self._book.load(headers, tensors)
-        self._scheduler.new_version(version)
-        mark = self._book.fingerprint() if self._book.pending is None else ""
-        seconds = time.perf_counter() - begin
-        number = int(version) if version.isdigit() else -1
-        return WeightReceipt(version=number, fingerprint=mark, seconds=seconds, bytes_=total)
-
-    async def begin_update(self) -> None:
-        """An update in parts starts: nothing is generated until end_update."""
-
-        def work() -> None:
-            self._book.begin()
-            if not self._worker.hold:
-                self._scheduler.retract()
-            self._worker.hold.add("update")
-
-        await self._call(work)
-
-    async def end_update(self) -> None:
-        """The update in parts is over; raises when something was left out."""
-
-        def work() -> None:
-            self._book.check([], whole=False)
-            self._worker.hold.discard("update")
-            try:
-                self._book.end()
-            except weights.WeightsRefused:
-                raise
-            except SlimeError as error:
-                self._scheduler.fail_all(error)
-                raise
-
-        await self._call(work)
-
-    @property
-    def updating(self) -> bool:
-        """True between begin_update and end_update."""
-        return self._book.pending is not None
+        """Load weights; what becomes of running requests is the update's to say."""
+        return await self.weights.update(update)
 
     async def join_group(self, payload: Mapping[str, Any]) -> None:
         """Enter a weight-update process group."""
-        await asyncio.get_running_loop().run_in_executor(None, self._groups.join, dict(payload))
+        await self.weights.join_group(payload)
 
     async def leave_group(self, name: str) -> None:
         """Leave it."""
-        await self._call(lambda: self._groups.leave(name))
+        await self.weights.leave_group(name)
 
     async def fingerprint(self) -> str:
         """Over the engine's own live weights."""
-        return str(await self._call(self._book.fingerprint))
+        return await self.weights.fingerprint()
+
+    async def digests(self) -> dict[str, str]:
+        """One digest per live weight, to name the one that differs."""
+        return await self.weights.digests()
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -356,7 +279,7 @@ class EmbeddedEngine:
             return
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._worker.close)
-        self._groups.close()
+        self.weights.close()
         self.model.cache.free()
         self.model.free_weights()
 

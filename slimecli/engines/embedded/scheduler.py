@@ -27,6 +27,8 @@ class Scheduler:
         self.slots = slots
         self.max_context = max_context
         self.version = "0"
+        self.admitting = True
+        """False: requests that wait go on waiting, while those that run finish"""
         self.waiting: deque[Request] = deque()
         self.running: list[Request | None] = [None] * slots
         self.sampler = Sampler(slots, model.vocab, model.device)
@@ -64,6 +66,11 @@ class Scheduler:
         return bool(self.waiting) or self._top > 0
 
     @property
+    def can_step(self) -> bool:
+        """True while a step would do something."""
+        return self._top > 0 or (self.admitting and bool(self.waiting))
+
+    @property
     def active(self) -> int:
         """Requests in slots."""
         return int(self._host_active.sum())
@@ -74,7 +81,7 @@ class Scheduler:
 
     def step(self) -> None:
         """Fill free slots, then one token for every running request."""
-        if self.waiting and self.active < self.slots:
+        if self.waiting and self.admitting and self.active < self.slots:
             self._admit()
         if self._top:
             self._decode()

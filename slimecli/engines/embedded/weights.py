@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,30 @@ from slimecli.engines.embedded.config import DTYPES
 from slimecli.engines.embedded.slot_model import SlotModel
 from slimecli.errors import SlimeError, nearest
 from slimecli.headers import read_index
+from slimecli.weights.fingerprint import Fingerprint
 from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_scheme import scheme_of
 
 Header = tuple[str, tuple[int, ...], str]
 """(HF name, shape, dtype name)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incoming:
+    """Weights on their way into a model."""
+
+    headers: list[Header]
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    whole: bool = True
+    """False: what is not among them stays as it is"""
+    how: str = "full"
+    """for the receipt"""
+    version: str = ""
+    """theirs; empty: the one the update names"""
+    wanted: str = ""
+    """the fingerprint that must come out; empty: the caller compares"""
+    bytes_: int | None = None
+    """read for them, if that is not their size"""
 
 
 class WeightsRefused(SlimeError):
@@ -39,6 +59,8 @@ class WeightBook:
         self.pending: set[str] | None = None
         self.trouble = "no weights were loaded"
         """why the engine must not generate; empty when all is well"""
+        self.held = ""
+        """the last fingerprint taken; empty when weights have changed since"""
 
     def begin(self) -> None:
         """An update in parts starts."""
@@ -59,6 +81,7 @@ class WeightBook:
     def forget(self) -> None:
         """The memory of the weights was given back."""
         self.trouble = "the weights were released; push them before generating"
+        self.held = ""
 
     def _required(self) -> set[str]:
         return set(self._model.live)
@@ -86,9 +109,17 @@ class WeightBook:
             more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise WeightsRefused("weights refused: " + "; ".join(problems[:5]) + more, "push the weights of this model")
 
-    def load(self, headers: list[Header], tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Copy weights in; returns the bytes read. A failure half-way leaves the engine refusing to generate."""
-        self.check(headers, whole=self.pending is None)
+    def load(self, headers: list[Header], tensors: Iterable[tuple[str, torch.Tensor]], *, whole: bool = True) -> int:
+        """Copy weights in; returns the bytes read. A failure half-way leaves the engine refusing to generate.
+
+        Args:
+            whole: False: weights that are not among them stay as they are.
+        """
+        if not whole and self.trouble:
+            raise WeightsRefused(f"changes cannot be applied: {self.trouble}", "push all weights")
+        whole = whole and self.pending is None
+        self.check(headers, whole=whole)
+        self.held = ""
         self.trouble = "a weight update failed half-way"
         live, aliases = self._model.live, self._model.aliases
         total = 0
@@ -101,10 +132,10 @@ class WeightBook:
                 target.copy_(tensor)
                 self._dtypes[name] = tensor.dtype
                 total += tensor.nbytes
-        if self.pending is None:
+        if whole:
             for name in set(self._dtypes) - {h[0] for h in headers}:
                 del self._dtypes[name]
-        else:
+        if self.pending is not None:
             self.pending.update(name for name, _, _ in headers)
         self._model.weights_changed()
         self.trouble = ""
@@ -112,18 +143,31 @@ class WeightBook:
 
     def fingerprint(self) -> str:
         """Over the live weights under their HF names, in the dtype in which they came where that is exact."""
-        from slimecli.weights.fingerprint import fingerprint
+        self.held = self._mark().hexdigest()
+        return self.held
 
+    def digests(self) -> dict[str, str]:
+        """One digest per weight."""
+        return self._mark().digests()
+
+    def value(self, name: str) -> torch.Tensor:
+        """A live weight in the dtype in which it came, if that is exact."""
+        tensor = self._model.live[self._model.aliases.get(name, name)]
+        cast = tensor.to(self._dtypes.get(name, tensor.dtype))
+        exact = cast.dtype == tensor.dtype or torch.equal(cast.to(tensor.dtype), tensor)
+        return cast if exact else tensor
+
+    def is_alias(self, name: str) -> bool:
+        """Whether a name is another one of a tied weight."""
+        return name in self._model.aliases
+
+    def _mark(self) -> Fingerprint:
         if self.trouble:
             raise SlimeError(f"no fingerprint: {self.trouble}", "push the weights")
-        return fingerprint(self._pairs())
-
-    def _pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, dtype in self._dtypes.items():
-            tensor = self._model.live[self._model.aliases.get(name, name)]
-            cast = tensor.to(dtype)
-            exact = cast.dtype == tensor.dtype or torch.equal(cast.to(tensor.dtype), tensor)
-            yield name, cast if exact else tensor
+        mark = Fingerprint()
+        for name in self._dtypes:
+            mark.update(name, self.value(name))
+        return mark
 
 
 def dtype_name(dtype: torch.dtype) -> str:

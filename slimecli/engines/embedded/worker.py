@@ -81,7 +81,7 @@ class Worker:
 
     def _take(self) -> bool:
         """Run what is in the inbox; wait for more when there is nothing to step. False: close."""
-        idle = bool(self.hold) or not self.scheduler.busy
+        idle = bool(self.hold) or not self.scheduler.can_step
         while True:
             try:
                 item = self._inbox.get(block=idle)
