@@ -80,7 +80,10 @@ class RolloutEngine(Protocol):
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Holds policy, optimizer and (when asked for) reference weights. Every call is collective over its ranks."""
+    """Holds policy, optimizer and (when asked for) reference weights. Every call is collective over its ranks.
+
+    One that can share its device with engines has `sleep` and `wake` besides (slimecli.cluster.turns).
+    """
 
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
         """[T] float32 log-prob of each trained target token at the rollout temperature, 0 elsewhere; no gradient.

@@ -148,6 +148,14 @@ class TrainerHost:
         """Trainer.load."""
         self._open.load(Path(folder))
 
+    def sleep(self) -> None:
+        """Trainer.sleep."""
+        self._open.sleep()
+
+    def wake(self) -> None:
+        """Trainer.wake."""
+        self._open.wake()
+
     def close(self) -> None:
         """Trainer.close."""
         if self._trainer is not None:

@@ -86,6 +86,14 @@ class TrainerGroup:
         """Collective load."""
         self._all("load", str(folder), what="the trainer to load its checkpoint")
 
+    def sleep(self) -> None:
+        """Every rank gives up its device's memory."""
+        self._all("sleep", what="the trainer to give up its memory")
+
+    def wake(self) -> None:
+        """Every rank takes it back."""
+        self._all("wake", what="the trainer to take its memory back")
+
     def close(self) -> None:
         """Free the trainer; the processes stay for the next one.
 

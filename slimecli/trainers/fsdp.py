@@ -26,6 +26,7 @@ from slimecli.trainers._critic import Critic, ValueModel
 from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
+from slimecli.trainers._offload import Resting
 from slimecli.trainers._packing import pack
 from slimecli.types import StepStats
 
@@ -58,6 +59,7 @@ class FsdpTrainer:
             self._critic = Critic(recipe, model_dir, self._device, self._world, self._publish_dtype)
         self._warmup = recipe.algo.critic_warmup * recipe.trainer.steps_per_rollout * (self._critic is not None)
         self._steps_done = 0
+        self._resting = Resting(self, self._device)
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,14 @@ class FsdpTrainer:
             self._critic.resume(self._steps_done)
         if self._published is not None:
             self._published.refresh()
+
+    def sleep(self) -> None:
+        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
+        self._resting.leave()
+
+    def wake(self) -> None:
+        """Take it back. Without effect while awake."""
+        self._resting.back()
 
     def close(self) -> None:
         """Let go of all weights. Idempotent."""

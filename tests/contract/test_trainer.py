@@ -10,6 +10,7 @@ import torch
 import tests.megatron  # noqa: F401
 from slimecli.protocols import Trainer
 from slimecli.trainers import TRAINERS, open_trainer
+from slimecli.trainers._offload import held_tensors
 from slimecli.types import StepStats
 from slimecli.weights.fingerprint import fingerprint
 from tests.models import tiny_model
@@ -106,7 +107,26 @@ def check_load_is_the_inverse_of_save(trainer, batch, opened, tmp_path):
     assert fingerprint(other.weights()) == fingerprint(trainer.weights())
 
 
+def check_sleep_gives_memory_up_and_wake_brings_back_every_bit(trainer, batch, opened):
+    held = [t for t in held_tensors(trainer) if t.requires_grad]
+    for tensor in held:
+        if not tensor.untyped_storage().resizable():  # what was read from a file on a CPU; a GPU's memory always is
+            tensor.data = tensor.data.clone()
+    batch = with_reference(trainer, batch)
+    first = trainer.step(batch)
+    trainer.sleep()
+    trainer.sleep()
+    assert len(held) > 4 and sum(t.untyped_storage().nbytes() for t in held) == 0
+    trainer.wake()
+    trainer.wake()
+    second = trainer.step(batch)
+    other = opened()
+    assert [other.step(batch), other.step(batch)] == [first, second]
+    assert fingerprint(other.weights()) == fingerprint(trainer.weights())
+
+
 CHECKS = [
+    check_sleep_gives_memory_up_and_wake_brings_back_every_bit,
     check_signatures_are_the_protocols,
     check_log_probs,
     check_temperature_divides_the_logits,

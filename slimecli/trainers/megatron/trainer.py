@@ -24,6 +24,7 @@ from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
 from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
+from slimecli.trainers._offload import Resting
 from slimecli.trainers.megatron import runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.bridges import BRIDGES
@@ -74,6 +75,7 @@ class MegatronTrainer:
         self._critic = self._make_critic(folder) if has_critic else None
         self._values = self._make_passes(ValuePasses)
         self._steps_done = 0
+        self._resting = Resting(self, self._device)
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
@@ -171,6 +173,14 @@ class MegatronTrainer:
         self._frozen.published()
         if self._critic is not None:
             self._critic.load(folder / CRITIC)
+
+    def sleep(self) -> None:
+        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
+        self._resting.leave()
+
+    def wake(self) -> None:
+        """Take it back. Without effect while awake."""
+        self._resting.back()
 
     def close(self) -> None:
         """Let go of all weights. Idempotent."""

@@ -1,0 +1,92 @@
+"""A trainer's memory on its device, given up while engines use that device, and taken back bit for bit.
+
+Tensors keep their identity: what goes is the storage behind them. Views, flat buffers and whatever else shares a
+storage find it again, so that nothing of a model, of FSDP2, of Megatron's gradient buffers or of an optimizer has to
+know. On a CPU, memory that maps a file stays: it is not this process's to resize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ENTERED = ("slimecli.", "megatron.", "torch.optim.")
+"""packages whose objects are looked into for tensors"""
+
+
+class Resting:
+    """Moves the tensors that an object holds to host memory and back.
+
+    Args:
+        holder: a trainer; all that can be reached from it counts.
+        device: only what lies there is moved.
+    """
+
+    def __init__(self, holder: object, device: torch.device) -> None:
+        self._holder = holder
+        self._device = device
+        self._kept: list[tuple[Any, Tensor]] | None = None
+
+    def leave(self) -> int:
+        """Free the device's memory; returns the bytes freed. Idempotent."""
+        if self._kept is not None:
+            return 0
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        storages: dict[int, Any] = {}
+        for tensor in held_tensors(self._holder):
+            if tensor.device.type == self._device.type:
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage.resizable():
+                    storages[storage._cdata] = storage
+        self._kept = [(storage, _host_copy(storage)) for storage in storages.values()]
+        for storage, _ in self._kept:
+            storage.resize_(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return sum(copy.nbytes for _, copy in self._kept)
+
+    def back(self) -> None:
+        """Take the memory back, with what was in it. Idempotent."""
+        kept, self._kept = self._kept, None
+        for storage, copy in kept or ():
+            storage.resize_(copy.nbytes)
+            _bytes_of(storage).copy_(copy)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _bytes_of(storage: Any) -> Tensor:
+    """[bytes] uint8 over a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _host_copy(storage: Any) -> Tensor:
+    """[bytes] uint8 in host memory, pinned where a GPU will read it back."""
+    live = _bytes_of(storage)
+    copy = torch.empty(live.shape, dtype=torch.uint8, pin_memory=live.is_cuda)
+    return copy.copy_(live)
+
+
+def held_tensors(holder: object) -> Iterator[Tensor]:
+    """Every tensor that can be reached from an object through containers, modules, optimizers and our own objects."""
+    seen: set[int] = set()
+    waiting: list[Any] = [holder]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            yield item.to_local() if hasattr(item, "to_local") else item
+            if item.grad is not None:
+                waiting.append(item.grad)
+        elif isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, (list, tuple, set)):
+            waiting += item
+        elif isinstance(item, nn.Module) or type(item).__module__.startswith(_ENTERED):
+            waiting += getattr(item, "__dict__", {}).values()
