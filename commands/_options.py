@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 RunOpt = Annotated[str, typer.Option("--run", "-r", metavar="NAME|DIR", help="run directory; a bare name is runs/NAME")]
 RecipeOpt = Annotated[str, typer.Option("--recipe", metavar="NAME|FILE", help="shipped recipe or TOML file")]
@@ -22,9 +25,41 @@ MegatronArgs = Annotated[
     ),
 ]
 JsonOpt = Annotated[bool, typer.Option("--json", help="machine-readable result on stdout")]
+AsOpt = Annotated[
+    str,
+    typer.Option(
+        "--as",
+        metavar="FORM[:RULE]",
+        help="samples or sft (conversations); :best, :best=K, :passing, :min=X choose among a prompt's answers",
+    ),
+]
 OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="PATH", help="where the result goes")]
 
 
 def epilog(examples: list[str]) -> str:
     """Examples as they stand at the end of a command's help."""
     return "Examples:\n\n" + "\n\n".join(examples)
+
+
+def with_fields(options: Callable[..., None], fields: Mapping[str, str]) -> type[TyperCommand]:
+    """A kind of command with further flags that stand for recipe fields: `--replicas 2` is `--set engine.replicas=2`.
+
+    Args:
+        options: their Typer annotations, as parameters that default to None.
+        fields: parameter -> recipe field.
+    """
+    app = typer.Typer(add_completion=False)
+    app.command()(options)
+    extra = [p for p in typer.main.get_command(app).params if p.name in fields]
+
+    class Command(TyperCommand):
+        def __init__(self, *args: Any, params: Any = None, **kwargs: Any) -> None:
+            super().__init__(*args, params=[*(params or []), *extra], **kwargs)
+
+        def invoke(self, ctx: Any) -> Any:
+            given = {name: ctx.params.pop(name) for name in fields}
+            said = [f"{fields[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
+            ctx.params["set_"] = [*(ctx.params["set_"] or []), *said]
+            return super().invoke(ctx)
+
+    return Command

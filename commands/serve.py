@@ -1,81 +1,134 @@
-"""`slime serve`: a model over HTTP, with SGLang's native and OpenAI's endpoints."""
+"""`slime serve`: a model over HTTP, with SGLang's native, OpenAI's and Anthropic's endpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt, with_fields
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
+    from slimecli.rundir import RunDir
 
 EXAMPLES = [
     "slime serve --run quickstart --port 8000",
     "slime serve --model runs/quickstart/export --port 0",
+    "slime serve --run quickstart --replicas 2 --router builtin --api-key-env MY_KEY",
+    "slime serve --run quickstart --record quickstart --follow quickstart",
 ]
 
 
-async def serve(recipe: Recipe, model_dir: Path, *, host: str, port: int, api_key: str) -> None:
+def serve(
+    recipe: Recipe,
+    weights: Path,
+    *,
+    version: int = 0,
+    port: int = 8000,
+    api_key: str = "",
+    follow: RunDir | None = None,
+    record: RunDir | None = None,
+) -> None:
     """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end; a second one cuts them short.
 
     Args:
+        weights: HF folder.
+        version: step that the weights are of.
         port: 0 takes a free one; {"url": ...} is printed on stdout when requests can come.
+        follow: take this run's new weights as it commits them.
+        record: keep conversations in this run, for training.
     """
     import asyncio
-    import signal
+    import tempfile
 
-    from slimecli import console
-    from slimecli.engines import open_embedded
-    from slimecli.engines.embedded.server import Server
+    from slimecli.serving.front import Serving, serve_all
 
-    engine = open_embedded(recipe, model_dir)
-    server, stop = Server(engine, api_key=api_key, drain_s=recipe.rollout.request_timeout_s), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        url = await server.start(host, port)
-        console.emit({"url": url})
-        console.say(f"serving {model_dir} at {url} (Ctrl-C stops)")
-        await stop.wait()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: asyncio.ensure_future(engine.abort()))
-        if open_requests := engine.info()["running"] + engine.info()["waiting"]:
-            console.say(f"finishing {open_requests} request(s); Ctrl-C again cuts them short")
-    finally:
-        await server.stop()
-        await engine.close()
+    with tempfile.TemporaryDirectory(prefix="slime-serve-") as temporary:
+        owner = record or follow
+        logs = owner.live_dir / "logs" if owner else Path(temporary)
+        asked = Serving(
+            recipe=recipe,
+            weights=weights,
+            version=version,
+            logs=logs,
+            port=port,
+            api_key=api_key,
+            follow=follow,
+            record=record,
+        )
+        asyncio.run(serve_all(asked))
+
+
+def _fields(
+    host: Annotated[
+        str | None, typer.Option("--host", help="address to bind; loopback unless you say otherwise")
+    ] = None,
+    engine: Annotated[Literal["embedded", "sglang"] | None, typer.Option("--engine", help="who generates")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", help="engines, each a process of its own")] = None,
+    router: Annotated[str | None, typer.Option("--router", help="auto, builtin, smg, sglang or none")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", metavar="NAME", help="environment variable that holds the key")
+    ] = None,
+) -> None:
+    """Flags that stand for fields of the recipe."""
+
+
+COMMAND = with_fields(
+    _fields,
+    {
+        "host": "engine.host",
+        "engine": "engine.backend",
+        "replicas": "engine.replicas",
+        "router": "engine.router",
+        "api_key_env": "engine.api_key_env",
+    },
+)
 
 
 def cli(
     run: RunOpt = "",
     model: ModelOpt = "",
     step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
-    host: Annotated[str, typer.Option("--host", help="address to bind; loopback unless you say otherwise")] = "",
     port: Annotated[int, typer.Option("--port", help="port; 0: a free one")] = 8000,
-    api_key: Annotated[str, typer.Option("--api-key", help="demand this key as a Bearer token")] = "",
+    api_key: Annotated[
+        str, typer.Option("--api-key", help="demand this key; visible to `ps`, --api-key-env is not")
+    ] = "",
+    follow: Annotated[str, typer.Option("--follow", metavar="RUN", help="take its new weights as they come")] = "",
+    record: Annotated[str, typer.Option("--record", metavar="RUN", help="keep conversations for its training")] = "",
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
 ) -> None:
-    """Serve a model or a run's weights with the embedded engine."""
-    import asyncio
-
+    """Serve a model or a run's weights; follow a run, and record conversations for it."""
+    from slimecli import env
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import UsageError
     from slimecli.recipe import load_recipe
+    from slimecli.rundir import open_run
     from slimecli.session import step_weights
     from slimecli.weights.source import resolve_model_dir
 
+    run = run or ("" if model else follow or record)
     if bool(run) == bool(model):
         raise UsageError("say --run NAME or --model DIR", "see `slime serve --help`")
-    overrides = tuple(set_ or ())
+    overrides, version = tuple(set_ or ()), 0
     if run:
         target, resolved = run_and_recipe(run, overrides)
-        weights = step_weights(target, resolved, (target.last_checkpoint() or 0) if step is None else step)
+        version = max([0, *target.weight_versions()]) if step is None else step
+        weights = step_weights(target, resolved, version)
     else:
         resolved = load_recipe(recipe, overrides)
         weights = resolve_model_dir(model)
-    asyncio.run(serve(resolved, weights, host=host or resolved.engine.host, port=port, api_key=api_key))
+    named = resolved.engine.api_key_env
+    if named and not api_key and not (api_key := env.secret(named)):
+        raise UsageError(f"the environment variable {named} is empty", f"export {named}=...")
+    serve(
+        resolved,
+        weights,
+        version=version,
+        port=port,
+        api_key=api_key,
+        follow=open_run(follow) if follow else None,
+        record=open_run(record) if record else None,
+    )

@@ -15,6 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "recipe_rollout",
         "recipe_sections",
         "recipe_tools",
+        "recipe_live",
         "rundir",
         "protocols",
         "console",
@@ -28,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "flags",
     ),
     ("algos", "batch"),
-    ("engines", "trainers", "sync", "cluster", "weights", "rollout", "tools", "observe", "clock"),
+    ("engines", "trainers", "sync", "cluster", "weights", "rollout", "tools", "agents", "serving", "observe", "clock"),
     (
         "loop",
         "stage",

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import signal
 from pathlib import Path
 
 from slimecli import console, env
+
+PARENT_S = 1.0
+"""time between two looks at whether the parent is alive (seconds)"""
 
 
 async def serve(args: argparse.Namespace) -> None:
@@ -29,7 +34,9 @@ async def serve(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         console.emit({"url": await server.start(args.host, args.port)})
-        await stop.wait()
+        while not stop.is_set() and args.parent in (0, os.getppid()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), PARENT_S if args.parent else None)
     finally:
         await engine.close()
         await server.stop()
@@ -49,6 +56,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--api-key", default="")
+    parser.add_argument("--parent", type=int, default=0, help="process number: end when this is no longer the parent")
     parser.add_argument("--allow-pickle", action="store_true", help="open pickled tensors: trusted callers only")
     args = parser.parse_args()
     env.set_threads(args.threads)

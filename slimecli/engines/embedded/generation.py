@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
@@ -15,11 +15,14 @@ from slimecli.engines.embedded.server import Handler, body, failure, reply
 from slimecli.errors import SlimeError
 
 
-async def send_events(request: web.Request, events: AsyncIterator[dict[str, Any]]) -> web.StreamResponse:
+async def send_events(
+    request: web.Request, events: AsyncIterator[dict[str, Any]], headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
     """Server-sent events, closed by [DONE]. The first is awaited before the status line, so errors keep theirs."""
     iterator = aiter(events)
     first = await anext(iterator, None)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers={**kind, **(headers or {})})
     await response.prepare(request)
     try:
         if first is not None:

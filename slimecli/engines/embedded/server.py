@@ -7,6 +7,7 @@ import errno
 import hmac
 import logging
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from slimecli.errors import SlimeError
 log = logging.getLogger("slimecli.engine")
 MAX_BODY = 1 << 31
 """largest request (bytes)"""
+IN_FLIGHT: web.AppKey[Counter[str]] = web.AppKey("in_flight", Counter)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = ("/health", "/health_generate")
 """answered without an API key, as load balancers expect"""
@@ -49,45 +51,69 @@ async def body(request: web.Request) -> dict[str, Any]:
     return data
 
 
-def build_app(engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> web.Application:
-    """All routes."""
-    from slimecli.engines.embedded import control, generation, openai
+def web_app(routes: list[tuple[str, str, Handler]], *, api_key: str = "") -> web.Application:
+    """An application of (method, path, handler), with a key (empty: none) and errors told as JSON.
+
+    `app[IN_FLIGHT]` counts the requests that are being answered.
+    """
+    from slimecli.engines.embedded import control
 
     @web.middleware
     async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if api_key and request.path not in OPEN_PATHS and not hmac.compare_digest(given.encode(), api_key.encode()):
+        if api_key and request.path not in OPEN_PATHS and not _has_key(request, api_key):
             return failure("wrong or missing API key", 401)
+        app[IN_FLIGHT]["requests"] += 1
         try:
             return await handler(request)
         except web.HTTPException as error:
             return failure(f"{request.method} {request.path}: {error.reason}", error.status)
         except SlimeError as error:
-            return failure(str(error), 400 if isinstance(error, BadRequest) else control.status_of(error))
+            usual = 400 if isinstance(error, BadRequest) else control.status_of(error)
+            return failure(str(error), getattr(error, "http_status", usual))
         except (asyncio.CancelledError, ConnectionResetError):
             raise
         except Exception as error:  # the boundary of the server: the log has the traceback, the caller the reason
             log.exception("%s %s failed", request.method, request.path)
             return failure(f"the engine failed: {type(error).__name__}: {error}", 500)
+        finally:
+            app[IN_FLIGHT]["requests"] -= 1
 
     app = web.Application(client_max_size=MAX_BODY, middlewares=[explain])
-    for module in (generation, control, openai):
-        for method, path, handler in module.routes(engine, allow_pickle):
-            app.router.add_route(method, path, handler)
+    app[IN_FLIGHT] = Counter()
+    for method, path, handler in routes:
+        app.router.add_route(method, path, handler)
     return app
 
 
-class Server:
-    """An engine on an address, from within an event loop.
+def _has_key(request: web.Request, api_key: str) -> bool:
+    """Whether a request shows the key, as a bearer token or, as Anthropic's clients do, in x-api-key."""
+    given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(), api_key.encode())
+
+
+def build_app(engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> web.Application:
+    """All routes of an engine by itself."""
+    from slimecli.agents.routes import chat_routes
+    from slimecli.agents.text_engine import embedded
+
+    return web_app([*engine_routes(engine, allow_pickle=allow_pickle), *chat_routes(embedded(engine))], api_key=api_key)
+
+
+def engine_routes(engine: EmbeddedEngine, *, allow_pickle: bool = False) -> list[tuple[str, str, Handler]]:
+    """SGLang's native routes."""
+    from slimecli.engines.embedded import control, generation
+
+    return [*generation.routes(engine, allow_pickle), *control.routes(engine, allow_pickle)]
+
+
+class Listener:
+    """An application on an address, from within an event loop.
 
     Args:
         drain_s: how long `stop` waits for requests in flight (seconds).
     """
 
-    def __init__(
-        self, engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False, drain_s: float = 1.0
-    ) -> None:
-        app = build_app(engine, api_key=api_key, allow_pickle=allow_pickle)
+    def __init__(self, app: web.Application, *, drain_s: float = 1.0) -> None:
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -104,8 +130,17 @@ class Server:
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{found}"
 
     async def stop(self) -> None:
-        """Stop listening; the engine stays."""
+        """Stop listening; what is behind the application stays."""
         await self._runner.cleanup()
+
+
+class Server(Listener):
+    """An engine on an address."""
+
+    def __init__(
+        self, engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False, drain_s: float = 1.0
+    ) -> None:
+        super().__init__(build_app(engine, api_key=api_key, allow_pickle=allow_pickle), drain_s=drain_s)
 
 
 def start_server_thread(

@@ -42,16 +42,26 @@ class TextCodec:
 
     def chat(self, messages: list[dict[str, Any]], tools: Any, extra: dict[str, Any]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
+        return self.ids(self.render(messages, tools=tools, **extra))
+
+    def render(self, messages: list[dict[str, Any]], **extra: Any) -> str:
+        """A conversation as the chat template writes it, ready for the assistant's turn.
+
+        Args:
+            extra: `tools`, and further variables of the template.
+        """
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise BadRequest("this model folder has no chat template", "use /v1/completions or /generate")
+        settings = {"add_generation_prompt": True, **extra}
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **extra
-            )
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
         except (
             Exception
         ) as error:  # templates are programs and raise what they like; the caller's messages are at fault
             raise BadRequest(f"the chat template refuses these messages: {error}") from None
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of text that is rendered already: no special token is added."""
         if self._backend is not None:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
             return ids

@@ -1,0 +1,114 @@
+"""All routes of the adapters, and those that open and end sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from slimecli.agents import anthropic, openai
+from slimecli.agents.chat import Chat
+from slimecli.agents.conversation import Conversation, Sessions
+from slimecli.agents.text_engine import TextEngine
+from slimecli.engines.embedded.request import BadRequest
+from slimecli.engines.embedded.server import Handler, body, reply
+from slimecli.types import Sample
+
+Route = tuple[str, str, Handler]
+
+
+def chat_routes(
+    engine: TextEngine,
+    sessions: Sessions | None = None,
+    *,
+    sampling: dict[str, Any] | None = None,
+    key_is_session: bool = False,
+) -> list[Route]:
+    """OpenAI's and Anthropic's endpoints; with sessions, also what is said about them.
+
+    Args:
+        sampling: parameters that override the caller's.
+        key_is_session: the key of a request names its session, for agents whose base URL and key are all one can set.
+    """
+    chat = Chat(engine, sessions, sampling)
+    found = openai.routes(chat, key_is_session=key_is_session) + anthropic.routes(chat, key_is_session=key_is_session)
+    return found if sessions is None else found + session_routes(sessions)
+
+
+def session_routes(sessions: Sessions) -> list[Route]:
+    """Open, look at and end sessions; feedback ends one too."""
+
+    async def begin(request: web.Request) -> web.Response:
+        data = _checked(await body(request), {"id", "session_id", "group", "label", "metadata"})
+        base = Sample(label=_label(data), metadata=dict(data.get("metadata") or {}))
+        session = sessions.open(
+            str(data.get("id") or data.get("session_id") or ""), group=str(data.get("group") or ""), base=base
+        )
+        return reply(_told(session))
+
+    async def every(request: web.Request) -> web.Response:
+        return reply({"sessions": [_told(s) for s in sessions]})
+
+    async def one(request: web.Request) -> web.Response:
+        return reply(_told(sessions.get(request.match_info["id"])))
+
+    async def end(request: web.Request) -> web.Response:
+        data = await body(request)
+        return _end(request.match_info["id"], data, "end")
+
+    async def feedback(request: web.Request) -> web.Response:
+        data = await body(request)
+        if not data.get("session_id"):
+            raise BadRequest("give session_id: it is in the x-session-id header of every answer")
+        if data.get("reward") is None and data.get("label") is None:
+            raise BadRequest("give reward (a number) or label (what the reward function compares with)")
+        return _end(str(data["session_id"]), data, "feedback")
+
+    def _end(id_: str, data: dict[str, Any], why: str) -> web.Response:
+        _checked(data, {"session_id", "reward", "label", "metadata"})
+        reward = data.get("reward")
+        if isinstance(reward, bool) or (reward is not None and not isinstance(reward, int | float)) or reward != reward:
+            raise BadRequest(f"reward {reward!r} is not a number")
+        found = sessions.end(
+            id_,
+            reward=None if reward is None else float(reward),
+            label=_label(data),
+            why=why,
+            metadata=dict(data.get("metadata") or {}),
+        )
+        return reply(
+            {"session_id": id_, "samples": len(found), "tokens": sum(s.effective_response_length for s in found)}
+        )
+
+    return [
+        ("POST", "/sessions", begin),
+        ("GET", "/sessions", every),
+        ("GET", "/sessions/{id}", one),
+        ("POST", "/sessions/{id}/end", end),
+        ("POST", "/feedback", feedback),
+    ]
+
+
+def _checked(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    for key in data:
+        if key not in known:
+            raise BadRequest(f"{key!r} is not known here; known: {', '.join(sorted(known))}")
+    return data
+
+
+def _label(data: dict[str, Any]) -> str | None:
+    return None if data.get("label") is None else str(data["label"])
+
+
+def _told(session: Conversation) -> dict[str, Any]:
+    versions = [v for t in session.turns for v in t.versions]
+    return {
+        "session_id": session.id,
+        "group": session.group,
+        "turns": len(session.turns),
+        "tokens": sum(len(t.output_ids) for t in session.turns),
+        "weight_versions": list(dict.fromkeys(versions)),
+        "tool_calls": sum(t.calls for t in session.turns),
+        "ill_formed": sum(t.ill_formed for t in session.turns),
+        "busy": session.busy,
+    }

@@ -1,0 +1,150 @@
+"""An engine that takes token ids, together with what turns conversations into them and answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from slimecli import files
+from slimecli.agents.tool_calls import ToolFormat, tool_format
+from slimecli.engines.embedded.text import TextCodec
+from slimecli.errors import SlimeError
+from slimecli.protocols import RolloutEngine
+
+if TYPE_CHECKING:
+    from slimecli.engines.embedded.engine import EmbeddedEngine
+
+Stream = Callable[[Mapping[str, Any]], AsyncIterator[dict[str, Any]]]
+
+
+class TextEngine:
+    """What the adapters drive: the embedded engine, or any other behind `/generate`.
+
+    Args:
+        engine: generates.
+        codec: tokenizer and chat template of its model.
+        name: what it is called in replies.
+        max_context: prompt plus answer (tokens).
+        family: model_type; decides how tool calls are written.
+        stream: payload -> the reply so far after each token; without one a streamed answer comes at once.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        codec: TextCodec,
+        *,
+        name: str,
+        max_context: int,
+        family: str = "",
+        stream: Stream | None = None,
+    ) -> None:
+        self.engine = engine
+        self.codec = codec
+        self.name = name
+        self.max_context = max_context
+        self.template = str(getattr(codec.tokenizer, "chat_template", None) or "")
+        self.tools: ToolFormat = tool_format(family, self.template)
+        self.counts: Counter[str] = Counter()
+        """what happened to answers: `tool_calls`, `ill_formed`, ..."""
+        self._stream = stream
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's answers may begin with thinking that its template knows of."""
+        return "</think>" in self.template
+
+    async def generate(self, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """All answers to one request."""
+        found = await self.engine.generate(payload)
+        return found if isinstance(found, list) else [found]
+
+    async def stream(self, payload: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The replies so far, each with `index`."""
+        if self._stream is not None:
+            async for item in self._stream(payload):
+                yield item if "index" in item else {**item, "index": 0}
+            return
+        whole = {k: v for k, v in payload.items() if k != "stream"}
+        for index, item in enumerate(await self.generate(whole)):
+            yield {**item, "index": index}
+
+
+def embedded(engine: EmbeddedEngine) -> TextEngine:
+    """The embedded engine in this process."""
+    return TextEngine(
+        engine,
+        engine.codec,
+        name=str(engine.model_dir),
+        max_context=engine.limits.max_context,
+        family=str(engine.config.get("model_type", "")),
+        stream=engine.stream,
+    )
+
+
+def remote(
+    engine: RolloutEngine, model_dir: Path, *, max_context: int, url: str = "", api_key: str = "", timeout_s: float
+) -> TextEngine:
+    """Engines elsewhere, driven through a client; the tokenizer comes from an HF folder here.
+
+    Args:
+        url: where `/generate` can be streamed from; empty: answers come at once.
+        api_key: for that URL.
+        timeout_s: deadline of a streamed answer (seconds).
+    """
+    config = files.read_json(model_dir / "config.json")
+    text = config.get("text_config") or {}
+    codec = TextCodec(model_dir, int(config.get("vocab_size") or text.get("vocab_size") or 0))
+    family = str(config.get("model_type", "")).removesuffix("_text")
+    stream = HttpStream(url, api_key, timeout_s) if url else None
+    return TextEngine(engine, codec, name=str(model_dir), max_context=max_context, family=family, stream=stream)
+
+
+class HttpStream:
+    """Server-sent events of `/generate`. Used from one event loop only."""
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        self._url = url.rstrip("/") + "/generate"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def __call__(self, payload: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The replies so far. Closing the connection early makes the engine drop the request."""
+        headers = dict(self._headers)
+        if key := payload.get("routing_key"):
+            headers["X-SMG-Routing-Key"] = str(key)
+        data = {k: v for k, v in payload.items() if k != "routing_key"} | {"stream": True}
+        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers, read_bufsize=1 << 22) as session:
+            try:
+                async with session.post(self._url, data=orjson.dumps(data)) as answer:
+                    if answer.status != 200:
+                        raise SlimeError(
+                            f"the engine at {self._url} refused: {(await answer.text())[:500]}", "see its log"
+                        )
+                    async for item in _events(answer.content):
+                        yield item
+            except (TimeoutError, aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+                raise SlimeError(f"the engine at {self._url} broke off: {error!r}", "see its log") from None
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    async for line in content:
+        data = line.strip().removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        if not data:
+            continue
+        try:
+            item = json.loads(data)
+        except json.JSONDecodeError:
+            raise SlimeError(f"the engine sent an event that is not JSON: {data[:200]!r}", "see its log") from None
+        if "error" in item:
+            raise SlimeError(f"the engine failed: {item['error']}", "see its log")
+        yield item

@@ -1,0 +1,134 @@
+"""`slime serve --follow RUN`: engines take the weights that a run commits, while they go on answering.
+
+A folder of weights may be pruned by its run at any moment. So it is linked first: the links stay whole whatever the run
+does, and are removed once every engine holds what they lead to. Never an older version follows a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+from slimecli import console, files
+from slimecli.errors import SlimeError
+from slimecli.protocols import WeightUpdate
+from slimecli.rundir import RunDir
+from slimecli.serving.fleet import Fleet, versions_of
+
+LOOK_S = 0.3
+"""time between two looks at the run (seconds)"""
+RETRY_S = 5.0
+"""after an update that failed (seconds)"""
+
+
+class Follower:
+    """Brings new weights of a run to a fleet.
+
+    Args:
+        run: looked at only.
+        version: step whose weights the engines hold.
+        timeout_s: deadline of one update (seconds).
+    """
+
+    def __init__(self, run: RunDir, fleet: Fleet, *, version: int, timeout_s: float) -> None:
+        self._run = run
+        self._fleet = fleet
+        self._timeout_s = timeout_s
+        self.version = version
+        self._stamp = _stamp(run.weights_dir(version))
+        self._links = run.live_dir / f".follow.{os.getpid()}.tmp"
+        self._kept: Path | None = None
+        self.updates = 0
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                    await asyncio.sleep(LOOK_S)
+                except SlimeError as error:
+                    console.warn(f"run {self._run.name}: {error.what}; trying again in {RETRY_S:g} s")
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            shutil.rmtree(self._links, ignore_errors=True)
+
+    async def look(self) -> bool:
+        """Take the newest weights if they are newer than what is held; True if so.
+
+        A run that was resumed from before them may commit the same version again, with other weights: these count too.
+        """
+        newest = max(self._run.weight_versions(), default=-1)
+        if newest < self.version:
+            return False
+        stamp = _stamp(self._run.weights_dir(newest))
+        if stamp is None or (newest == self.version and stamp == self._stamp):
+            return False
+        folder = self._linked(newest)
+        if folder is None:
+            console.note(f"weights of step {newest} were pruned before they could be taken")
+            return False
+        await self._update(folder, newest)
+        self.version, self._stamp = newest, stamp
+        return True
+
+    async def _update(self, folder: Path, version: int) -> None:
+        begin = time.monotonic()
+        expected = str(files.read_json(folder / files.DONE).get("fingerprint") or "")
+        update = WeightUpdate(kind="disk", version=version, folder=folder, in_flight=True)
+        try:
+            receipts = await asyncio.wait_for(self._fleet.update(update), self._timeout_s)
+        except TimeoutError:
+            raise SlimeError(
+                f"the update to step {version} took longer than {self._timeout_s:g} s (sync.timeout_s)"
+            ) from None
+        wrong = [r for r in receipts if r.version != version or (r.fingerprint and r.fingerprint != expected)]
+        if wrong:
+            raise SlimeError(f"engines hold {versions_of(wrong)}, not {version}/{expected}", "restart the server")
+        before, self._kept = self._kept, folder  # an engine that is replaced later is given the newest again
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
+        self.updates += 1
+        console.say(
+            f"serving the weights of step {version} ({time.monotonic() - begin:.2f} s, fingerprint "
+            f"{expected[:12] or 'not stated'})"
+        )
+
+    def _linked(self, version: int) -> Path | None:
+        """The folder of a version under a name that is ours; None if it was pruned meanwhile."""
+        source, target = self._run.weights_dir(version), self._links / f"v{version:06d}.{time.monotonic_ns()}"
+        target.mkdir(parents=True)
+        try:
+            for path in source.rglob("*"):
+                if path.is_file():
+                    place = target / path.relative_to(source)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    _link(path, place)
+        except FileNotFoundError:
+            shutil.rmtree(target)
+            return None
+        if not files.is_committed(target):
+            shutil.rmtree(target)
+            return None
+        return target
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except (PermissionError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        shutil.copyfile(source, target)  # a file system without links
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Tells one commit of a folder from the next; None: it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        found = (folder / files.DONE).stat()
+        return found.st_mtime_ns, found.st_ino
+    return None

@@ -1,0 +1,191 @@
+"""The one address of `slime serve`: adapters, native endpoints, sessions; and what goes on beside answering."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from slimecli import console
+from slimecli.agents.conversation import Sessions
+from slimecli.agents.routes import Route, chat_routes
+from slimecli.engines.embedded.server import IN_FLIGHT, Listener, body, engine_routes, failure, reply, web_app
+from slimecli.errors import SlimeError
+from slimecli.protocols import WeightUpdate
+from slimecli.recipe import Recipe
+from slimecli.rundir import RunDir
+from slimecli.serving.fleet import Fleet, LocalFleet, open_fleet
+from slimecli.serving.follow import Follower
+from slimecli.serving.store import LiveStore, recording
+
+REAP_S = 0.5
+"""time between two looks for idle sessions, at most (seconds)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What `slime serve` was asked for."""
+
+    recipe: Recipe
+    weights: Path
+    """HF folder"""
+    version: int
+    """step of the run that the weights are of; 0 for a model"""
+    logs: Path
+    """folder for what engines and router say"""
+    port: int
+    api_key: str = ""
+    follow: RunDir | None = None
+    record: RunDir | None = None
+
+
+async def serve_all(asked: Serving) -> None:
+    """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end; a second one cuts them short.
+
+    {"url": ...} is printed on stdout when requests can come.
+    """
+    recipe = asked.recipe
+    fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
+    stop = asyncio.Event()
+    on_signals(stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(fleet.close)
+        await _mark(fleet, asked)
+        store = stack.enter_context(recording(asked.record.live_dir)) if asked.record else None
+        sessions = _sessions(fleet, store) if store else None
+        app = web_app(_routes(fleet, sessions, recipe), api_key=asked.api_key)
+        listener = Listener(app, drain_s=recipe.rollout.request_timeout_s)
+        stack.push_async_callback(listener.stop)
+        url = await listener.start(recipe.engine.host, asked.port)
+        console.emit({"url": url})
+        console.say(f"serving {asked.weights} at {url} (Ctrl-C stops)")
+        tasks = [fleet.watch()]
+        if asked.follow is not None:
+            follower = Follower(asked.follow, fleet, version=asked.version, timeout_s=recipe.sync.timeout_s)
+            tasks.append(follower.watch())
+        if sessions is not None:
+            tasks.append(_reap(sessions, recipe.live.idle_s))
+        await _until(stop, tasks)
+        on_signals(lambda: asyncio.ensure_future(fleet.abort()))
+        if open_requests := app[IN_FLIGHT]["requests"]:
+            console.say(f"finishing {open_requests} request(s); Ctrl-C again cuts them short")
+
+
+def on_signals(act: Callable[[], Any]) -> None:
+    """What Ctrl-C and SIGTERM do from now on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, act)
+
+
+async def _until(stop: asyncio.Event, works: list[Coroutine[Any, Any, None]]) -> None:
+    """Run the works until stopped; the failure of one is raised."""
+    tasks = [asyncio.ensure_future(w) for w in [stop.wait(), *works]]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _mark(fleet: Fleet, asked: Serving) -> None:
+    """Tell the engines which version they hold, where answers are to say so."""
+    if asked.version and (asked.follow or asked.record):
+        await fleet.update(WeightUpdate(kind="disk", version=asked.version, folder=asked.weights))
+
+
+def _sessions(fleet: Fleet, store: LiveStore) -> Sessions:
+    """Sessions that are written down, those of the server before us included."""
+    sessions = Sessions(fleet.text, max_tokens=fleet.text.max_context, on_turn=store.turn, on_end=store.end)
+    recovered = store.recover()
+    for conversation in recovered:
+        sessions.adopt(conversation)
+    if recovered:
+        console.note(f"{len(recovered)} conversation(s) of the server before go on")
+    return sessions
+
+
+async def _reap(sessions: Sessions, idle_s: float) -> None:
+    """End what nobody goes on with."""
+    while True:
+        for id_ in sessions.idle(idle_s):
+            sessions.end(id_, why="idle")
+        await asyncio.sleep(min(REAP_S, idle_s))
+
+
+def recorded_sampling(recipe: Recipe) -> dict[str, Any]:
+    """Sampling of recorded answers: the recipe's, which the trainer computes log-probs for, whatever clients ask."""
+    section = recipe.rollout
+    fixed = {"temperature": section.temperature, "top_p": section.top_p, "top_k": section.top_k, "min_p": section.min_p}
+    return {**fixed, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None}
+
+
+def _routes(fleet: Fleet, sessions: Sessions | None, recipe: Recipe) -> list[Route]:
+    sampling = recorded_sampling(recipe) if sessions is not None else None
+    own = chat_routes(fleet.text, sessions, sampling=sampling)
+    native = engine_routes(fleet.engine) if isinstance(fleet, LocalFleet) else proxied(fleet)
+    return [*native, *own]
+
+
+def proxied(fleet: Fleet) -> list[Route]:
+    """Native endpoints in front of servers of their own. Weights and memory are the fleet's business alone."""
+    text = fleet.text
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        from slimecli.engines.embedded.generation import send_events
+
+        payload = await body(request)
+        if payload.get("stream"):
+            return await send_events(request, text.stream(payload))
+        return reply(await text.engine.generate(payload))
+
+    async def ask(request: web.Request) -> web.Response:
+        """The first server's answer to a question about the model."""
+        return await _pass_on(fleet.urls[0] + request.path, request)
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response() if fleet.urls else failure("no engine is left", 503)
+
+    async def models(request: web.Request) -> web.Response:
+        card = {"id": text.name, "object": "model", "created": 0, "owned_by": "slime", "root": text.name}
+        return reply({"object": "list", "data": [card | {"max_model_len": text.max_context}]})
+
+    async def loads(request: web.Request) -> web.Response:
+        running = request.app[IN_FLIGHT]["requests"] - 1
+        return reply({"num_running_reqs": running, "num_reqs": running, "engines": fleet.urls})
+
+    questions = ("/get_model_info", "/model_info", "/get_server_info", "/server_info", "/get_weight_version")
+    return [
+        ("POST", "/generate", generate),
+        ("GET", "/health", health),
+        ("GET", "/health_generate", health),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/loads", loads),
+        ("POST", "/tokenize", ask),
+        *(("GET", path, ask) for path in (*questions, "/weight_version", "/weights_fingerprint")),
+    ]
+
+
+async def _pass_on(url: str, request: web.Request) -> web.Response:
+    async with _client() as client:
+        try:
+            data = await request.read() or None
+            async with client.request(request.method, url, data=data) as answer:
+                return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise SlimeError(f"the engine at {url} does not answer: {error!r}", "see its log") from None
+
+
+@contextlib.asynccontextmanager
+async def _client() -> AsyncIterator[aiohttp.ClientSession]:
+    limit = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(timeout=limit, json_serialize=lambda x: orjson.dumps(x).decode()) as client:
+        yield client

@@ -1,0 +1,187 @@
+"""Conversations on disk: JSON lines that are only ever appended, in segments, so that kill -9 costs at most one line.
+
+`turns_NNNNNN.jsonl` holds every answer as it was given, `sessions_NNNNNN.jsonl` every session that has ended, as
+samples. A server begins segments of its own; a line without its end, as a kill leaves it, is not there. Sessions that
+were open when a server died are taken up again from their turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slimecli import files
+from slimecli.agents.conversation import Conversation, Turn
+from slimecli.errors import DataError, SlimeError
+from slimecli.rollout.segments import common_prefix
+from slimecli.types import Sample
+
+SEGMENT_BYTES = 64 << 20
+"""a segment that has grown beyond this is followed by a new one"""
+_NAME = re.compile(r"(turns|sessions)_(\d{6})\.jsonl")
+
+
+class Log:
+    """Appends lines to the newest segment of one kind."""
+
+    def __init__(self, folder: Path, kind: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._limit = segment_bytes
+        self._handle: BinaryIO | None = None
+
+    def append(self, record: dict[str, Any]) -> None:
+        """One line, on the disk when this returns."""
+        line = json.dumps(record, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+        with files.explain_disk_errors(self._folder):
+            if self._handle is None or self._handle.tell() > self._limit:
+                self._begin()
+            assert self._handle is not None
+            self._handle.write(line)
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+
+    def _begin(self) -> None:
+        self.close()
+        number = max((n for n, _ in segments(self._folder, self._kind)), default=0) + 1
+        self._handle = (self._folder / f"{self._kind}_{number:06d}.jsonl").open("xb")
+        files.sync_folder(self._folder)
+
+    def close(self) -> None:
+        """End the segment. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
+
+
+def segments(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    """(number, file), oldest first."""
+    found = [(m, p) for p in folder.glob(f"{kind}_*.jsonl") if (m := _NAME.fullmatch(p.name))]
+    return sorted((int(m[2]), p) for m, p in found)
+
+
+def read_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """(record, offset after it) of every whole line from `offset` (bytes) on."""
+    with path.open("rb") as handle:
+        handle.seek(offset)
+        for line in handle:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"{path} is damaged before byte {offset}: {error}", "restore it from a copy") from None
+            yield record, offset
+
+
+class LiveStore:
+    """What a recording server writes. One server at a time: the folder has a lock that the kernel releases.
+
+    Args:
+        folder: RunDir.live_dir.
+    """
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        with files.explain_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = self._take_lock()
+        self._turns = Log(folder, "turns", segment_bytes=segment_bytes)
+        self._sessions = Log(folder, "sessions", segment_bytes=segment_bytes)
+        self.ended = 0
+        """sessions written since this server began"""
+
+    def _take_lock(self) -> Any:
+        handle = (self._folder / ".lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            owner = handle.read().strip() or "another process"
+            handle.close()
+            raise SlimeError(
+                f"{self._folder} is being recorded into by {owner}", "stop it, or record into another run"
+            ) from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+        handle.flush()
+        return handle
+
+    def turn(self, session: Conversation, turn: Turn) -> None:
+        """An answer was given. Of its prompt only what the turn before did not say is written."""
+        record = asdict(turn)
+        before = session.turns[turn.number - 1] if turn.number else None
+        kept = common_prefix(before.prompt_ids + before.output_ids, turn.prompt_ids) if before else 0
+        record |= {"prompt_ids": turn.prompt_ids[kept:], "kept": kept}
+        about = {"group": session.group, "label": session.base.label, "metadata": session.base.metadata}
+        self._turns.append({"session_id": session.id, **about, "turn": record})
+
+    def end(self, session: Conversation, samples: list[Sample], why: str) -> None:
+        """A session ended. One without an answer leaves nothing to learn from, and is only closed."""
+        if samples:
+            record = {"group": session.group, "why": why, "samples": [s.to_dict() for s in samples]}
+            self._sessions.append({"session_id": session.id, **record})
+            self.ended += 1
+        if session.turns:
+            self._turns.append({"session_id": session.id, "ended": why})
+
+    def recover(self) -> list[Conversation]:
+        """Sessions that were open when the server before ended.
+
+        A session is written before it is marked as ended among the turns: where a kill came between the two, the
+        sessions know. What is still open goes to a new segment, and the old ones are removed.
+        """
+        old = segments(self._folder, "turns")
+        found: dict[str, Conversation] = {}
+        for _, path in old:
+            for record, _ in read_from(path, 0):
+                _replay(found, record)
+        if found:
+            for _, path in segments(self._folder, "sessions")[-2:]:
+                for record, _ in read_from(path, 0):
+                    found.pop(record["session_id"], None)
+        for session in found.values():
+            for turn in session.turns:
+                self.turn(session, turn)
+        for _, path in old:
+            path.unlink()
+        return list(found.values())
+
+    def close(self) -> None:
+        """Release the folder. Idempotent."""
+        self._turns.close()
+        self._sessions.close()
+        self._lock.close()
+
+
+def _replay(found: dict[str, Conversation], record: dict[str, Any]) -> None:
+    id_ = record["session_id"]
+    if "ended" in record:
+        found.pop(id_, None)
+        return
+    session = found.setdefault(id_, Conversation(id=id_))
+    session.group = record["group"]
+    session.base = Sample(label=record["label"], metadata=record["metadata"])
+    values = dict(record["turn"])
+    kept = values.pop("kept")
+    before = session.turns[-1].prompt_ids + session.turns[-1].output_ids if session.turns else []
+    session.turns.append(Turn(**{**values, "prompt_ids": before[:kept] + values["prompt_ids"]}))
+
+
+@contextlib.contextmanager
+def recording(folder: Path) -> Iterator[LiveStore]:
+    """A store that is closed at the end."""
+    store = LiveStore(folder)
+    try:
+        yield store
+    finally:
+        store.close()
