@@ -189,8 +189,6 @@ def _lacking(spec: ModelSpec) -> str:
     """What a model has that slime's layers for megatron-core have not; empty: nothing."""
     if spec.indexer:
         return "a sparse-attention indexer"
-    if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize:
-        return "unnormalised sigmoid routing"
     if spec.moe and spec.moe.groups > 1 and spec.moe.top_k // spec.moe.top_groups != 2:
         # groups are ranked by their two best experts, in megatron-core by top_k / top_groups of them
         return f"{spec.moe.top_k} experts of {spec.moe.top_groups} groups per token (not two of each)"

@@ -1,4 +1,5 @@
-"""Layer parts that megatron-core has not: norms after each branch (GLM-4), norms over all heads (MiniMax)."""
+"""Layer parts that megatron-core has not: norms after each branch (GLM-4), norms over all heads (MiniMax), experts
+weighed by scores that are not normalised."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
@@ -37,6 +39,26 @@ def adapt(block: Any, spec: ModelSpec, first: int) -> Any:
             attention.q_layernorm = ModuleSpec(module=FullNorm, params={"heads": spec.heads})
             attention.k_layernorm = ModuleSpec(module=FullNorm, params={"heads": spec.kv_heads})
     return block
+
+
+def keep_scores(chunk: torch.nn.Module, scale: float) -> None:
+    """Weigh experts by sigmoid scores as they are: megatron-core's routers divide those of the chosen by their sum.
+
+    Args:
+        scale: of all weights, as megatron-core applies it after dividing.
+    """
+    for module in chunk.modules():
+        if isinstance(module, TopKRouter):
+            module.routing = _with_scores(module.routing, scale)
+
+
+def _with_scores(route: Callable[..., tuple[Tensor, Tensor]], scale: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    def routing(logits: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        weights, chosen = route(logits, *args, **kwargs)
+        scores = torch.sigmoid(logits.view(chosen.shape).float()) * scale
+        return (scores * chosen).to(weights.dtype), chosen
+
+    return routing
 
 
 class SandwichLayer(TransformerLayer):

@@ -47,6 +47,10 @@ def build_chunks(
         if count > 1:
             parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
         chunk = _chunk(spec, settings, config, stage if count > 1 else None, with_value_head).to(device)
+        if spec.moe and spec.moe.score == "sigmoid" and not spec.moe.normalize:
+            from slimecli.trainers.megatron.layers import keep_scores
+
+            keep_scores(chunk, spec.moe.scale)
         _mark_split(chunk)
         _mark_experts(chunk, settings)
         for parameter in chunk.parameters():

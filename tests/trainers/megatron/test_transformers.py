@@ -45,6 +45,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "moonlight with yarn": ("moonlight", {"rope_parameters": YARN, "max_position_embeddings": 64}),
     "qwen3_moe not normalised": ("qwen3_moe", {"norm_topk_prob": False}),
+    "deepseek_v3 not normalised": ("deepseek_v3", {"norm_topk_prob": False, "routed_scaling_factor": 1.8}),
+    "glm4_moe not normalised": ("glm4_moe", {"norm_topk_prob": False}),
     "qwen3_moe with dense layers": ("qwen3_moe", {"mlp_only_layers": [0]}),
 }
 OPTIONS = ("algo.name=sft", "trainer.lr=1e6", "trainer.adam_eps=1e6", "trainer.beta1=0", "trainer.clip_grad=0")
