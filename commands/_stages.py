@@ -76,12 +76,13 @@ def run_steps(
     Where a kill came after the last checkpoint and before the stage was noted as done, nothing is left to do.
     """
     from slimecli.loop import loop
+    from slimecli.recording import last_stored
 
     start = run.last_checkpoint() or 0
     if start == recipe.steps and _is_trained_with(run, recipe, start):
         return {"steps": recipe.steps, "first": start + 1, "performed": 0}
     refuse_nothing(run, recipe)
-    run.rewind(start if start else -1)
+    run.rewind(start if start else -1, samples_until=last_stored(run, start))
     parts = make_parts(start)
     parts.stop_requested = stop_requested
     loop(parts, start, recipe.steps)

@@ -10,7 +10,7 @@ from typing import Any
 from slimecli.data_tools.hooks import load_hook
 from slimecli.errors import SlimeError
 from slimecli.lookup import look_up
-from slimecli.types import Group
+from slimecli.types import Group, SampleStatus
 
 FILTERS: dict[str, str] = {
     "zero-variance": "slimecli.data_tools.filters:zero_variance",
@@ -61,7 +61,7 @@ def _as_result(verdict: Any, name: str) -> FilterResult:
 def zero_variance(args: Any, samples: Group, **kwargs: Any) -> FilterResult:
     """Drop groups whose rewards are all equal: they carry no gradient."""
     key = getattr(args, "reward_key", None) or None
-    rewards = [s.get_reward_value(key) for s in samples]
+    rewards = [s.get_reward_value(key) for s in samples if s.status is not SampleStatus.FAILED]
     if len(rewards) > 1 and statistics.stdev(rewards) > 1e-6:
         return FilterResult(True)
     return FilterResult(False, f"zero_std_{round(rewards[0], 1)}" if rewards else "empty_group")

@@ -1,12 +1,12 @@
 """THE loop: collect -> learn -> publish -> measure, once per step. The four verbs are implemented here alone.
 
-Step k collects answers with the weights of step k-1, learns from them, and publishes the weights of step k. SFT is the
-same loop over demonstrations, without an engine to publish to. Where things run is the business of the parts.
+Step k collects answers with the weights of step k-1 (where the collector runs ahead, of a stated older one), learns
+from them, and publishes the weights of step k. SFT is the same loop over demonstrations, without an engine to publish
+to. Where things run is the business of the parts.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from slimecli.protocols import Trainer
 from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection
 from slimecli.rollout.collect import Collection
+from slimecli.rollout.loop_thread import Runner
 from slimecli.rundir import RunDir
 from slimecli.types import Group, StepStats
 
@@ -33,6 +34,15 @@ class Collector(Protocol):
 
     async def collect(self, step: int) -> Collection:
         """The samples that `step` trains on."""
+
+    async def rest(self) -> None:
+        """Wait until the engines may change their weights."""
+
+    async def proceed(self, version: int) -> None:
+        """The engines hold these weights, and may be used until the next `rest`."""
+
+    def cursor(self) -> dict[str, Any]:
+        """What is needed, besides the samples on disk, to go on after the step that was collected last."""
 
 
 @dataclass(kw_only=True)
@@ -44,7 +54,7 @@ class Parts:
     algorithm: Algorithm
     trainer: Trainer
     collector: Collector
-    aio: asyncio.Runner
+    aio: Runner
     publish: Callable[[int], dict[str, Any]] | None
     """version -> {"weights/fingerprint": ...}; raises unless every engine holds these weights"""
     measure: Callable[[int], dict[str, float]] | None
@@ -62,13 +72,21 @@ def loop(parts: Parts, start: int, stop: int) -> None:
     publish(parts, start)
     if start == 0:
         parts.commit(0, measure(parts, 0), False)
+    proceed(parts, start)
     for step in range(start + 1, stop + 1):
         collection = collect(parts, step)
         metrics = collection.metrics | learn(parts, step, collection)
-        metrics |= publish(parts, step)
-        metrics |= measure(parts, step)
-        interrupted, verdict = parts.stop_requested(), judge(parts, step, metrics)
-        parts.commit(step, metrics, interrupted or verdict is not None or step == stop)
+        is_published = step == stop or step % parts.recipe.sync.interval == 0
+        if is_published:
+            metrics |= publish(parts, step)
+            metrics |= measure(parts, step)
+        interrupted, verdict = is_published and parts.stop_requested(), judge(parts, step, metrics)
+        is_last = interrupted or verdict is not None or step == stop
+        if is_last:
+            rest(parts)
+        else:
+            proceed(parts, step)
+        parts.commit(step, metrics, is_last)
         if verdict is not None:
             raise verdict
         if interrupted and step < stop:
@@ -78,7 +96,20 @@ def loop(parts: Parts, start: int, stop: int) -> None:
 def collect(parts: Parts, step: int) -> Collection:
     """Samples for this step."""
     with parts.clock.phase("collect"):
-        return parts.aio.run(parts.collector.collect(step))
+        collection = parts.aio.run(parts.collector.collect(step))
+    parts.clock.add("generate", collection.seconds)
+    return collection
+
+
+def rest(parts: Parts) -> None:
+    """Bring generation that runs ahead to a point where weights may change and a checkpoint can be made."""
+    with parts.clock.phase("rest"):
+        parts.aio.run(parts.collector.rest())
+
+
+def proceed(parts: Parts, version: int) -> None:
+    """Let generation run ahead with the weights that the engines hold."""
+    parts.aio.run(parts.collector.proceed(version))
 
 
 def learn(parts: Parts, step: int, collection: Collection) -> dict[str, Any]:
@@ -133,6 +164,7 @@ def publish(parts: Parts, version: int) -> dict[str, Any]:
     """Give the new weights to every engine, and see that they arrived."""
     if parts.publish is None:
         return {}
+    rest(parts)
     with parts.clock.phase("publish"):
         return parts.publish(version)
 

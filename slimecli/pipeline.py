@@ -20,7 +20,15 @@ def sft_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the SFT stage: the same loop, one demonstration per group, its own optimizer numbers."""
     sft = recipe.sft
     changes: dict[str, dict[str, Any]] = {
-        "rollout": {"batch_size": sft.batch_size, "n_samples_per_prompt": 1, "temperature": 1.0, "dynamic_filter": ""},
+        "rollout": {
+            "batch_size": sft.batch_size,
+            "n_samples_per_prompt": 1,
+            "temperature": 1.0,
+            "dynamic_filter": "",
+            "max_staleness": 0,
+            "fully_async": False,
+        },
+        "sync": {"interval": 1},
         "trainer": {
             "global_batch_size": sft.batch_size,
             "steps_per_rollout": 1,
@@ -87,7 +95,8 @@ def _sft_inputs(recipe: Recipe) -> dict[str, Any]:
 
 def _loop_inputs(recipe: Recipe) -> dict[str, Any]:
     sections = ("rollout", "reward", "algo", "distill", "trainer", "eval")
-    return {**_dump(recipe, *sections), "steps": recipe.steps, "megatron": recipe.megatron, "sglang": recipe.sglang}
+    numbers = {"steps": recipe.steps, "sync_interval": recipe.sync.interval}
+    return {**_dump(recipe, *sections), **numbers, "megatron": recipe.megatron, "sglang": recipe.sglang}
 
 
 def training_inputs(recipe: Recipe) -> str:

@@ -52,8 +52,12 @@ class EngineSection(Section):
 class SyncSection(Section):
     """How new weights reach the engines."""
 
-    kind: Literal["auto", "in_process", "shared_memory", "distributed", "disk"] = "auto"
-    """auto: in_process in one process, shared_memory on one host, distributed else"""
+    kind: Literal["auto", "in_process", "shared_memory", "tensor", "distributed", "disk", "disk_delta"] = "auto"
+    """auto: in_process in one process, shared_memory on one host, disk else; see docs/weight-sync.md"""
+    running: Literal["auto", "finish", "abort", "continue"] = "auto"
+    """what becomes of answers under way when new weights come. finish: they are waited for; abort: they end with what
+    they have; continue: they go on with the new weights, and say which token is of which version; auto: continue where
+    rollout.fully_async, else finish"""
     timeout_s: float = Field(300.0, gt=0)
     """deadline of one update (seconds)"""
     interval: int = Field(1, gt=0)

@@ -10,16 +10,30 @@ from typing import Any
 from slimecli import files
 from slimecli.clock import Clock
 from slimecli.errors import SlimeError
+from slimecli.loop import Collector
 from slimecli.pipeline import trainer_layout, training_inputs
 from slimecli.protocols import Trainer
 from slimecli.recipe import Recipe
-from slimecli.rollout.collect import Collection
-from slimecli.rollout.source import PromptSource
+from slimecli.rollout.collect import Collection, RolloutCollector
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
 
 StepListener = Callable[[int, dict[str, Any], dict[str, float]], None]
 """(step, metrics, perf) after every commit, for displays and trackers"""
+
+
+def load_data_state(run: RunDir, at_step: int) -> dict[str, Any]:
+    """Cursor and buffer as the checkpoint of a step holds them."""
+    path = run.checkpoint_dir(at_step) / "data_state.json"
+    if not path.is_file():
+        raise SlimeError(f"the checkpoint of step {at_step} lacks {path.name}", "resume from another checkpoint")
+    state: dict[str, Any] = files.read_json(path)
+    return state
+
+
+def last_stored(run: RunDir, at_step: int) -> int:
+    """The last step whose samples go with the checkpoint of a step: later ones where they were generated ahead."""
+    return at_step + int(load_data_state(run, at_step).get("ahead", 0)) if at_step else 0
 
 
 class Recorder:
@@ -43,32 +57,30 @@ class Recorder:
         self._clock = clock
         self._stage = stage
         self._on_step = on_step
-        self._data_state: dict[str, Any] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slime-record")
-        self._written: Future[None] | None = None
+        self._written: list[Future[None]] = []
 
     def close(self) -> None:
         """Wait for what is being written."""
         self._writer.shutdown()
 
-    def load_data_state(self, at_step: int) -> dict[str, Any]:
-        """Cursor and buffer as the checkpoint of a step holds them."""
-        path = self._run.checkpoint_dir(at_step) / "data_state.json"
-        if not path.is_file():
-            raise SlimeError(f"the checkpoint of step {at_step} lacks {path.name}", "resume from another checkpoint")
-        self._data_state = files.read_json(path)
-        return self._data_state
+    def stored_ahead(self, at_step: int) -> dict[int, Collection]:
+        """Batches of later steps that were there when the checkpoint of a step was made, by step."""
+        found = {}
+        for step in range(at_step + 1, last_stored(self._run, at_step) + 1):
+            metrics = files.read_json(self._run.data_state_path(step))["metrics"]
+            found[step] = Collection(groups=self._run.read_samples(step), metrics=metrics)
+        return found
 
-    def record(self, source: PromptSource, step: int, collection: Collection) -> None:
+    def record(self, collector: RolloutCollector, step: int, collection: Collection) -> None:
         """Commit samples and cursor, while the trainer learns from them; `settle` waits for it."""
-        self.remember(source, step, collection)
-        state = self._data_state
+        self.store(step, collection, collector.cursor())
+        self._written.append(self._writer.submit(collector.prepare))
 
-        def work() -> None:
-            self._write_samples(step, collection, state)
-            source.prepare(self._recipe.rollout.batch_size)
-
-        self._written = self._writer.submit(work)
+    def store(self, step: int, collection: Collection, cursor: dict[str, Any]) -> None:
+        """Commit samples and the cursor after them, while the caller goes on; `settle` waits for it."""
+        state = {"step": step, "metrics": collection.metrics, **cursor}
+        self._written.append(self._writer.submit(self._write_samples, step, collection, state))
 
     def _write_samples(self, step: int, collection: Collection, state: dict[str, Any]) -> None:
         """Samples first, then the cursor: a cursor on disk means that its samples are there."""
@@ -77,26 +89,19 @@ class Recorder:
 
     def settle(self) -> None:
         """Wait until what was recorded is on disk; raises what went wrong there."""
-        written, self._written = self._written, None
-        if written is not None:
-            written.result()
+        while self._written:
+            self._written.pop(0).result()
 
-    def remember(self, source: PromptSource, step: int, collection: Collection) -> None:
-        """Keep the cursor for the next checkpoint."""
-        self._data_state = {"step": step, "source": source.state(), "metrics": collection.metrics}
-
-    def adopt(self, step: int, collection: Collection) -> None:
-        """Take over the cursor that was stored with recorded samples."""
-        self._data_state = files.read_json(self._run.data_state_path(step))
-
-    def commit(self, trainer: Trainer, step: int, metrics: dict[str, Any], must_checkpoint: bool) -> None:
+    def commit(
+        self, trainer: Trainer, collector: Collector, step: int, metrics: dict[str, Any], must_checkpoint: bool
+    ) -> None:
         """Metrics of the step, then (when due) the checkpoint that makes them final; then tell the listener."""
         self.settle()
         if metrics:
             self._run.append(self._run.metrics_path, {"step": step, **metrics})
         if step and (must_checkpoint or step % self._recipe.checkpoint.interval == 0):
             with self._clock.phase("checkpoint"):
-                self.checkpoint(trainer, step)
+                self.checkpoint(trainer, step, collector.cursor())
         perf = self._clock.lap()
         if metrics:
             timing = {"step": step, "time": round(time.time(), 3), **perf}
@@ -104,7 +109,7 @@ class Recorder:
         if self._on_step is not None:
             self._on_step(step, metrics, perf)
 
-    def checkpoint(self, trainer: Trainer, step: int) -> None:
+    def checkpoint(self, trainer: Trainer, step: int, cursor: dict[str, Any]) -> None:
         """Weights, then everything to resume from, as two commits; the checkpoint names the weights it goes with."""
         weights = self._run.weights_dir(step)
         staged = self._stage(trainer, "disk", step, weights, self._run.model_dir)
@@ -115,5 +120,5 @@ class Recorder:
         with files.committed_folder(self._run.checkpoint_dir(step), manifest) as folder:
             (folder / "trainer").mkdir()
             trainer.save(folder / "trainer")
-            files.write_json(folder / "data_state.json", self._data_state)
+            files.write_json(folder / "data_state.json", {"step": step, **cursor})
         self._run.prune_checkpoints(self._recipe.checkpoint.keep)

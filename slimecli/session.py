@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,16 +28,26 @@ from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.recipe import Recipe
 from slimecli.recipe_rollout import EvalSetSection
 from slimecli.recipe_sections import DataSection
-from slimecli.recording import Recorder, StepListener
+from slimecli.recording import Recorder, StepListener, load_data_state
+from slimecli.rollout.ahead import AheadCollector, are_usable
+from slimecli.rollout.answering import Answering
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.collect import Collection, DemonstrationCollector, RecordedCollector, RolloutCollector
+from slimecli.rollout.continuous import ContinuousCollector
+from slimecli.rollout.custom import close_generate, load_generate, wants_messages
 from slimecli.rollout.eval_sets import EvalSet, load_sets
 from slimecli.rollout.evaluate import evaluate
 from slimecli.rollout.generate import Generator
-from slimecli.rollout.source import PromptSource
+from slimecli.rollout.loop_thread import LoopThread, Runner, cancel_others
+from slimecli.rollout.open_source import open_source
+from slimecli.rollout.source import DataSource, PromptSource
 from slimecli.rollout.teacher import Teacher
+from slimecli.rollout.versions import as_prompts
 from slimecli.rundir import RunDir
-from slimecli.sync.push import push
+from slimecli.serving.live_collect import LiveCollector, NoEngine
+from slimecli.serving.live_source import LiveSource
+from slimecli.sync.push import deliver
+from slimecli.sync.report import note_sync, sync_metrics
 from slimecli.types import Sample
 
 
@@ -62,6 +73,10 @@ def step_weights(run: RunDir, recipe: Recipe, step: int) -> Path:
     return folder
 
 
+Record = Callable[[int, Collection], None]
+"""(step, batch) -> begin to write it down"""
+
+
 class Session:
     """One run, opened for work.
 
@@ -82,7 +97,8 @@ class Session:
     ) -> None:
         self.run = run
         self.recipe = recipe
-        self.aio = asyncio.Runner()
+        # generation that runs ahead goes on between two calls, and needs a thread of its own for that
+        self.aio: Runner = LoopThread() if recipe.rollout.overlaps else asyncio.Runner()
         self.clock = Clock()
         self._backend = cluster
         self._cluster = shared_cluster
@@ -101,11 +117,13 @@ class Session:
             if self._cluster is not None and self._owns_cluster:
                 stack.callback(self._cluster.close)
             stack.callback(self.aio.close)
+            stack.callback(close_generate)
             if self._engine is not None:
                 stack.callback(self.aio.run, self._engine.close())
             if self._trainer is not None:
                 stack.callback(self._trainer.close)
             stack.callback(self.recorder.close)
+            stack.callback(self.aio.run, cancel_others())
 
     @property
     def cluster(self) -> Cluster:
@@ -130,6 +148,8 @@ class Session:
 
     def engine(self, weights: Path) -> RolloutEngine:
         """The engine, opened on an HF folder."""
+        if self._engine is None and self.recipe.is_served_elsewhere:
+            self._engine = NoEngine()
         if self._engine is None:
             self._engine = self.cluster.open_engine(self.recipe, weights)
         return self._engine
@@ -174,46 +194,74 @@ class Session:
             prompts = load_prompts(path, section or self.recipe.data, self.tokenizer)
         else:
             prompts = render_rows(read_lines(lines, path), section or self.recipe.data, self.tokenizer)
+        as_messages = wants_messages(self.recipe)
         return [
-            Sample(prompt=p.text, tokens=list(p.token_ids), label=p.label, metadata=dict(p.metadata)) for p in prompts
+            Sample(
+                prompt=[dict(m) for m in p.messages] if as_messages and p.messages else p.text,
+                tokens=list(p.token_ids),
+                label=p.label,
+                metadata=dict(p.metadata),
+            )
+            for p in prompts
         ]
 
-    def source(self, at_step: int) -> PromptSource:
-        """The walk over the training prompts, continued after `at_step`."""
-        rows = self.prompts(str(self.run.data_dir / "train.jsonl"))
-        source = PromptSource(
-            rows, self.recipe.rollout.n_samples_per_prompt, seed=self.recipe.seed, shuffle=self.recipe.data.shuffle
-        )
+    def source(self, at_step: int) -> DataSource:
+        """Where training prompts come from, continued after `at_step`; what was under way then comes first."""
+        source = open_source(self.recipe, self.run, self.prompts, self.tokenizer)
         if at_step > 0:
-            source.restore(self.recorder.load_data_state(at_step)["source"])
+            state = load_data_state(self.run, at_step)
+            source.restore(state["source"])
+            source.give_back([[Sample.from_dict(s) for s in g] for g in state.get("waiting", [])])
         return source
 
     def generator(self, engine: RolloutEngine) -> Generator:
         """Engine, reward and hooks of the recipe, checked before anything is generated."""
-        from slimecli.data_tools.hooks import load_hook
         from slimecli.data_tools.rewards import load_reward
 
         section = self.recipe.rollout
-        custom = section.custom_generate and load_hook(section.custom_generate, ("args", "sample", "sampling_params"))
+        custom = section.custom_generate and load_generate(section.custom_generate, self.recipe)
         host, port = _address(engine)
         return Generator(
             engine=engine,
             reward=load_reward(self.recipe.reward),
-            args=HookArgs(self.recipe, host, port),
+            args=HookArgs(
+                self.recipe, host, port, engine=engine, tokenizer=self.tokenizer, model_dir=str(self.run.model_dir)
+            ),
             timeout_s=section.request_timeout_s,
             group_reward=self.recipe.reward.group,
             custom=custom or None,
         )
 
-    def collector(self, source: PromptSource, generator: Generator) -> RolloutCollector:
-        """Rollouts for the next prompts of the source."""
+    def collector(self, source: DataSource, generator: Generator) -> RolloutCollector:
+        """Rollouts for the next prompts of the source, when they are asked for."""
+        return RolloutCollector(self.recipe, source, self._answering(generator))
+
+    def _answering(self, generator: Generator) -> Answering:
         from slimecli.data_tools.filters import load_filter
 
         name = self.recipe.rollout.dynamic_filter
-        generator = dataclasses.replace(generator, teacher=self._teacher())
-        return RolloutCollector(
-            self.recipe, source, generator, self.stop_token_ids, keep=load_filter(name) if name else None
-        )
+        generator = dataclasses.replace(generator, teacher=self._teacher(), decode=self._decode)
+        return Answering(self.recipe, generator, self.stop_token_ids, load_filter(name) if name else None)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _collecting(self, source: DataSource, generator: Generator, start: int) -> tuple[Collector, Record]:
+        """The collector of the recipe, and what the loop has to do to record its batches."""
+        if isinstance(source, LiveSource):
+            live = LiveCollector(self.recipe, source, generator)
+            return live, functools.partial(self.recorder.record, live)
+        recorder, stored = self.recorder, self.recorder.stored_ahead(start)
+        if not are_usable(stored, self.recipe):
+            source.give_back([as_prompts(g) for batch in stored.values() for g in batch.groups])
+            stored = {}
+        if self.recipe.rollout.fully_async:
+            stream = ContinuousCollector(self.recipe, source, self._answering(generator), start=start)
+            return stream, lambda step, batch: recorder.store(step, batch, stream.cursor())
+        inner = self.collector(source, generator)
+        if not self.recipe.rollout.overlaps:
+            return inner, functools.partial(recorder.record, inner)
+        return AheadCollector(self.recipe, inner, start=start, stored=stored, store=recorder.store), _is_recorded
 
     def _teacher(self) -> Teacher | None:
         """Client of the server that judges answers; a teacher of the trainer's own needs none."""
@@ -244,19 +292,20 @@ class Session:
         trainer, engine = self.trainer(start), self.engine(weights)
         source, generator = self.source(start), self.generator(engine)
         sets = self.eval_sets() if self.recipe.eval.interval else []
+        collector, record = self._collecting(source, generator, start)
         return self._parts(
             trainer,
-            self.collector(source, generator),
+            collector,
             publish=functools.partial(self.publish, trainer, engine),
             measure=functools.partial(self.measure, generator, sets),
-            record=functools.partial(self.recorder.record, source),
+            record=record,
         )
 
     def recorded_parts(self, start: int) -> Parts:
         """The loop over samples that `slime rollout` left, without an engine."""
         trainer = self.trainer(start)
         publish = functools.partial(self.fingerprint, trainer)
-        return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=self.recorder.adopt)
+        return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=_is_recorded)
 
     def sft_parts(self, start: int) -> Parts:
         """The loop over demonstrations."""
@@ -272,16 +321,16 @@ class Session:
         rows = load_conversations(str(path), recipe.data, self.tokenizer)
         source = PromptSource(rows, 1, seed=recipe.seed, shuffle=recipe.data.shuffle)
         if start > 0:
-            source.restore(self.recorder.load_data_state(start)["source"])
+            source.restore(load_data_state(self.run, start)["source"])
         collector = DemonstrationCollector(source, recipe.rollout.batch_size)
-        return self._parts(self.trainer(start), collector, record=functools.partial(self.recorder.remember, source))
+        return self._parts(self.trainer(start), collector, record=_is_recorded)
 
     def _parts(
         self,
         trainer: Trainer,
         collector: Collector,
         *,
-        record: Callable[[int, Collection], None],
+        record: Record,
         publish: Callable[[int], dict[str, Any]] | None = None,
         measure: Callable[[int], dict[str, float]] | None = None,
     ) -> Parts:
@@ -295,25 +344,28 @@ class Session:
             publish=publish,
             measure=measure,
             record=record,
-            commit=functools.partial(self.recorder.commit, trainer),
+            commit=functools.partial(self.recorder.commit, trainer, collector),
             clock=self.clock,
         )
 
     def publish(self, trainer: Trainer, engine: RolloutEngine, version: int) -> dict[str, Any]:
         """Stage on the trainer's side, push to every engine, compare fingerprints."""
+        if isinstance(engine, NoEngine):
+            return self.fingerprint(trainer, version)
         kind = sync_kind(self.recipe, self._backend)
         folder = self.run.sync_dir
         staged = self.cluster.stage(trainer, kind, version, folder, self.run.model_dir)
-        engines = getattr(engine, "engines", [engine])
-        self.aio.run(push(engines, staged, self.recipe.sync.timeout_s))
+        begin, limit = time.perf_counter(), self.recipe.sync.timeout_s
+        receipts = self.aio.run(deliver(engine, staged, limit, running=self.recipe.running_requests))
+        note_sync(self.clock, staged, receipts, time.perf_counter() - begin)
         if kind == "disk":
             shutil.rmtree(folder, ignore_errors=True)
-        return {"weights/fingerprint": staged.fingerprint}
+        return sync_metrics(staged)
 
     def fingerprint(self, trainer: Trainer, version: int) -> dict[str, Any]:
         """What publish would report, where no engine is held."""
         staged = self.cluster.stage(trainer, "in_process", version, self.run.root, self.run.model_dir)
-        return {"weights/fingerprint": staged.fingerprint}
+        return sync_metrics(staged)
 
     def measure(self, generator: Generator, sets: list[EvalSet], step: int) -> dict[str, float]:
         """Sampled accuracy at every interval; greedy as well at the start and the end."""
@@ -328,6 +380,10 @@ class Session:
                 scores.setdefault(name, {})[mode] = result
         files.write_json(self.run.eval_path(step), {"step": step, "sets": scores})
         return {f"eval/{name}/{mode}": r["mean"] for name, modes_ in scores.items() for mode, r in modes_.items()}
+
+
+def _is_recorded(step: int, batch: Collection) -> None:
+    """The samples are on disk already, or need not be."""
 
 
 def _address(engine: RolloutEngine) -> tuple[str, int]:

@@ -54,6 +54,12 @@ class FakeCollector:
             groups.append(group)
         return Collection(groups=groups, metrics={"rollout/reward": 0.5, "rollout/zero_variance_fraction": 0.0})
 
+    async def rest(self):
+        self.log.append("rest")
+
+    async def proceed(self, version):
+        self.log.append(f"proceed {version}")
+
 
 @pytest.fixture
 def make(runs_root):
@@ -82,9 +88,9 @@ def test_order_of_verbs(make):
     build, log, committed = make
     loop(build(), 0, 2)
     assert log == [
-        *("publish 0", "measure 0", "commit 0"),
-        *("collect 1", "record 1", "step", "publish 1", "measure 1", "commit 1"),
-        *("collect 2", "record 2", "step", "publish 2", "measure 2", "commit 2 checkpoint"),
+        *("rest", "publish 0", "measure 0", "commit 0", "proceed 0"),
+        *("collect 1", "record 1", "step", "rest", "publish 1", "measure 1", "proceed 1", "commit 1"),
+        *("collect 2", "record 2", "step", "rest", "publish 2", "measure 2", "rest", "commit 2 checkpoint"),
     ]
     assert committed[1]["train/first_step_kl"] == 0.0 and "train/first_step_kl" not in committed[2]
     assert committed[2]["weights/fingerprint"] == "f2"
@@ -93,7 +99,21 @@ def test_order_of_verbs(make):
 def test_a_resume_publishes_what_it_loaded_before_anything_is_generated(make):
     build, log, _ = make
     loop(build(), 3, 4)
-    assert log[:2] == ["publish 3", "collect 4"]
+    assert log[:4] == ["rest", "publish 3", "proceed 3", "collect 4"]
+
+
+def test_weights_are_published_and_measured_at_the_interval_and_at_the_end(make):
+    build, log, _ = make
+    loop(build("sync.interval=2", "rollout.max_staleness=1"), 0, 5)
+    verbs = [x for x in log if x.startswith(("publish", "measure"))]
+    assert verbs == [f"{verb} {step}" for step in (0, 2, 4, 5) for verb in ("publish", "measure")]
+
+
+def test_a_request_to_stop_waits_for_the_next_publication(make):
+    build, log, _ = make
+    with pytest.raises(InterruptedRunError, match="step 2 of 5"):
+        loop(build("sync.interval=2", "rollout.max_staleness=1", stop=lambda: True), 0, 5)
+    assert log[-1] == "commit 2 checkpoint"
 
 
 def test_old_and_reference_log_probs_only_when_they_are_needed(make):

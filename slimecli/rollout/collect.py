@@ -1,23 +1,19 @@
-"""Collecting the samples of one step: groups in flight, dynamic filter, failure quota.
-
-Groups are decided in the order in which their prompts were taken, never in the order in which they finish, so that
-the same seed gives the same batch however requests interleave.
-"""
+"""Collecting the samples of one step: groups in flight, dynamic filter, failure quota, interrupted answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from slimecli import files
 from slimecli.errors import MissingStageError, SlimeError
 from slimecli.recipe import Recipe
-from slimecli.rollout.generate import Generator, failure
-from slimecli.rollout.sampling import rollout_sampling, rollout_seed
+from slimecli.rollout.answering import Answering, Tally
+from slimecli.rollout.generate import UNFINISHED
 from slimecli.rollout.source import DataSource
+from slimecli.rollout.versions import age_metrics, as_prompts, bounded, mask_said
 from slimecli.rundir import RunDir
 from slimecli.types import Group, Sample, SampleStatus
 
@@ -29,100 +25,152 @@ class Collection:
     groups: list[Group] = field(repr=False)
     """[batch_size] groups in prompt order; not in the repr, which asyncio.Runner makes of every result"""
     metrics: dict[str, float]
-    """`rollout/...` values, deterministic"""
+    """`rollout/...` values"""
+    seconds: float = 0.0
+    """time it took to generate them"""
 
 
 class RolloutCollector:
-    """Answers to the next prompts from the engine."""
+    """Answers to the next prompts from the engine.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        source: DataSource,
-        generator: Generator,
-        stop_token_ids: list[int],
-        keep: Callable[..., Any] | None = None,
-    ) -> None:
+    Without `rollout.partial` groups are decided in prompt order. The first batch_size accepted ones are the batch; all
+    that come after the last of them are given up, and their prompts go back to the source: which groups happened to be
+    ready by then plays no part. Their answers go nowhere: the next step has other weights.
+
+    With it, groups are decided as they finish. What still runs when the batch is full is interrupted, goes back as it
+    is, and is continued later; so does a finished group too many. Which ones these are depends on timing.
+    """
+
+    def __init__(self, recipe: Recipe, source: DataSource, answering: Answering) -> None:
         self._recipe = recipe
         self._source = source
-        self._generator = generator
-        self._sampling = rollout_sampling(recipe, stop_token_ids)
-        self._keep = keep
-        self._slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // recipe.rollout.n_samples_per_prompt))
+        self._answering = answering
 
-    async def collect(self, step: int) -> Collection:
+    async def collect(self, step: int, version: int | None = None) -> Collection:
         """Generate until batch_size groups are accepted.
 
-        Of accepted surplus the prompts go back to the source, without their answers: the next step has other weights,
-        and answers of old ones would be trained on as if the new ones had given them.
+        Args:
+            version: weights the engines hold; None: those that `step` trains.
         """
         section = self._recipe.rollout
-        accepted: list[tuple[Group, Group]] = []
-        dropped: Counter[str] = Counter()
-        failed: Counter[str] = Counter()
+        work = self._as_finished if section.partial else self._in_order
+        tally = Tally(section.max_failed_fraction)
+        begin = time.perf_counter()
+        batch, surplus = await work(step, step - 1 if version is None else version, tally)
+        tally.check()
+        metrics = rollout_metrics(batch, self._recipe.reward.key or None) | tally.metrics() | age_metrics(batch, step)
+        metrics |= {"rollout/surplus": float(surplus)}
+        return Collection(groups=batch, metrics=metrics, seconds=time.perf_counter() - begin)
+
+    async def _in_order(self, step: int, version: int, tally: Tally) -> tuple[list[Group], int]:
+        """(batch, groups given back)."""
+        section, has_filter = self._recipe.rollout, self._answering.keep is not None
+        accepted: list[Group] = []
+        fallback: list[tuple[str, Group]] = []
         for _ in range(section.max_filtered_rounds):
             missing = section.batch_size - len(accepted)
-            wanted = max(missing, section.over_sampling_batch_size) if self._keep else missing
-            prompts = self._source.take(wanted)
-            # without a filter there is no surplus, and nothing goes back
-            pending = [[Sample.from_dict(s.to_dict()) for s in g] if self._keep else [] for g in prompts]
-            groups = await asyncio.gather(*(self._one(step, g) for g in prompts))
-            failed.update(self._check_failures(groups))
-            for prompt, group in zip(pending, groups, strict=True):
-                reason = self._reject_reason(group)
-                if reason:
-                    dropped[reason] += 1
-                else:
-                    accepted.append((prompt, group))
-            if len(accepted) >= section.batch_size:
-                break
-        else:
-            raise SlimeError(
-                f"after {section.max_filtered_rounds} rounds only {len(accepted)} of {section.batch_size} groups "
-                f"passed the filter {section.dynamic_filter!r} (dropped: {dict(dropped)})",
-                "the task is too easy or too hard for this model: other data, or more rollout.max_filtered_rounds",
-            )
-        self._source.give_back([prompt for prompt, _ in accepted[section.batch_size :]])
-        batch = [group for _, group in accepted[: section.batch_size]]
-        metrics = rollout_metrics(batch, self._recipe.reward.key or None)
-        metrics["rollout/failed"] = float(failed.total())  # those of groups that were dropped as well
-        metrics["rollout/reward_failed"] = float(failed["reward"])
-        metrics |= {f"rollout/dropped/{reason}": float(n) for reason, n in sorted(dropped.items())}
-        return Collection(groups=batch, metrics=metrics)
+            prompts = self._take(max(missing, section.over_sampling_batch_size) if has_filter else missing, step, tally)
+            # without a filter every group is looked at, and nothing goes back
+            pending = [[Sample.from_dict(s.to_dict()) for s in g] if has_filter else [] for g in prompts]
+            tasks = [asyncio.create_task(self._answering.group(g, step, version)) for g in prompts]
+            decided = 0
+            try:
+                while decided < len(tasks) and len(accepted) < section.batch_size:
+                    group = await tasks[decided]
+                    decided += 1
+                    self._decide(group, accepted, fallback, tally)
+            finally:
+                await self._answering.cancel(tasks[decided:])
+            tally.check()
+            self._source.give_back(pending[decided:])
+            lacking = section.batch_size - len(accepted)
+            if lacking <= len(fallback):
+                for reason, group in fallback[:lacking]:
+                    tally.dropped[reason] -= 1
+                    accepted.append(group)
+                return sorted(accepted, key=number_of), len(tasks) - decided
+        raise self._starved(len(accepted), tally)
 
-    async def _one(self, step: int, group: Group) -> Group:
-        async with self._slots:
-            params = [
-                self._sampling | {"sampling_seed": rollout_seed(self._recipe, step, s.group_index or 0, i)}
-                for i, s in enumerate(group)
-            ]
-            done = await self._generator.group(group, params)
-        for sample in done:
-            if sample.status is not SampleStatus.FAILED:
-                sample.check()
-        return done
+    async def _as_finished(self, step: int, version: int, tally: Tally) -> tuple[list[Group], int]:
+        """(batch, finished groups given back)."""
+        section = self._recipe.rollout
+        accepted: list[Group] = []
+        fallback: list[tuple[str, Group]] = []
+        running: set[asyncio.Task[Group]] = set()
+        rounds = 0
+        try:
+            while len(accepted) < section.batch_size:
+                if len(accepted) + len(running) < section.batch_size:
+                    tally.check()
+                    if rounds and len(accepted) + len(running) + len(fallback) >= section.batch_size:
+                        accepted += [group for _, group in fallback]
+                        fallback.clear()
+                        continue
+                    if rounds == section.max_filtered_rounds:
+                        raise self._starved(len(accepted), tally)
+                    rounds += 1
+                    missing = section.batch_size - len(accepted) - len(running)
+                    for group in self._take(max(missing, section.over_sampling_batch_size), step, tally):
+                        running.add(asyncio.create_task(self._answering.group(group, step, version)))
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for group in sorted((task.result() for task in done), key=number_of):
+                    self._decide(group, accepted, fallback, tally)
+            await self._answering.stop(running)
+        except BaseException:
+            await self._answering.cancel(running)
+            raise
+        left = accepted[section.batch_size :] + [task.result() for task in running]
+        whole = sum(all(s.status not in UNFINISHED for s in g) for g in left)
+        if section.mask_off_policy_tokens:  # a finished answer would be masked from end to end
+            left = [as_prompts(g) if all(s.status not in UNFINISHED for s in g) else g for g in left]
+        self._source.give_back(sorted(left, key=number_of))
+        return sorted(accepted[: section.batch_size], key=number_of), whole
 
-    def _reject_reason(self, group: Group) -> str:
-        if all(s.status is SampleStatus.FAILED for s in group):
-            return "failed"
-        if self._keep is None:
-            return ""
-        verdict = self._keep(self._generator.args, group)
-        keep, reason = (verdict, "") if isinstance(verdict, bool) else (verdict.keep, verdict.reason or "")
-        return "" if keep else reason or "filter"
+    def _take(self, count: int, step: int, tally: Tally) -> list[Group]:
+        """The next groups of the source, without what is too old to be trained on."""
+        section, taken = self._recipe.rollout, []
+        for waiting in self._source.take(count):
+            group, old = bounded(waiting, step, section)
+            tally.stale += old
+            if section.mask_off_policy_tokens:
+                mask_said(group)
+            taken.append(group)
+        return taken
 
-    def _check_failures(self, groups: list[Group]) -> Counter[str]:
-        """Where (`reward`, `generation`, ...) how many answers failed; an error if the recipe tolerates fewer."""
-        samples = [s for g in groups for s in g]
-        failed = [s for s in samples if s.status is SampleStatus.FAILED]
-        allowed = self._recipe.rollout.max_failed_fraction
-        if len(failed) > allowed * len(samples):
-            raise SlimeError(
-                f"{len(failed)} of {len(samples)} answers failed (allowed: {allowed:.0%}); "
-                f"the first: {failure(failed[0])}",
-                "mend the cause; a higher rollout.max_failed_fraction tolerates more",
-            )
-        return Counter(failure(s).partition(":")[0] for s in failed)
+    def _decide(self, group: Group, accepted: list[Group], fallback: list[tuple[str, Group]], tally: Tally) -> None:
+        reason, may_fill = self._answering.verdict(group)
+        tally.add(group, reason)
+        if not reason:
+            accepted.append(group)
+        elif may_fill:
+            fallback.append((reason, group))
+
+    def _starved(self, accepted: int, tally: Tally) -> SlimeError:
+        section = self._recipe.rollout
+        return SlimeError(
+            f"after {section.max_filtered_rounds} rounds only {accepted} of {section.batch_size} groups "
+            f"passed the filter {section.dynamic_filter!r} (dropped: {dict(tally.dropped)})",
+            "the task is too easy or too hard for this model: other data, or more rollout.max_filtered_rounds",
+        )
+
+    async def rest(self) -> None:
+        """Nothing is generated between two steps."""
+
+    async def proceed(self, version: int) -> None:
+        """Nothing is generated before it is asked for."""
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the source stands."""
+        return {"source": self._source.state()}
+
+    def prepare(self) -> None:
+        """Make the next prompts ready."""
+        self._source.prepare(self._recipe.rollout.batch_size)
+
+
+def number_of(group: Group) -> int:
+    """Where a group stands in the run."""
+    return group[0].group_index or 0
 
 
 def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, float]:
@@ -158,12 +206,23 @@ class DemonstrationCollector:
         length = sum(s.response_length for g in groups for s in g) / len(groups)
         return Collection(groups=groups, metrics={"rollout/response_length": length})
 
+    async def rest(self) -> None:
+        """Nothing is generated."""
+
+    async def proceed(self, version: int) -> None:
+        """Nothing is generated."""
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the source stands."""
+        return {"source": self._source.state()}
+
 
 class RecordedCollector:
     """Samples that were collected before and are on disk."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
+        self._cursor: dict[str, Any] = {}
 
     async def collect(self, step: int) -> Collection:
         """The stored samples and metrics of `step`."""
@@ -172,4 +231,16 @@ class RecordedCollector:
             raise MissingStageError(
                 f"run {self._run.name} has no samples for step {step}", f"slime rollout --run {self._run.quoted}"
             )
-        return Collection(groups=self._run.read_samples(step), metrics=files.read_json(path)["metrics"])
+        stored = files.read_json(path)
+        self._cursor = {"source": stored["source"]}
+        return Collection(groups=self._run.read_samples(step), metrics=stored["metrics"])
+
+    async def rest(self) -> None:
+        """Nothing is generated."""
+
+    async def proceed(self, version: int) -> None:
+        """Nothing is generated."""
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the source stood when the samples were collected."""
+        return self._cursor

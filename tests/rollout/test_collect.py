@@ -4,6 +4,7 @@ import pytest
 
 from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
+from slimecli.rollout.answering import Answering
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.collect import Collection, RolloutCollector
 from slimecli.rollout.generate import Generator
@@ -32,7 +33,7 @@ def setup(engine=None, *, keep=None, sets=(), reward_fn=reward, custom=None, tim
         group_reward=recipe.reward.group,
         custom=custom,
     )
-    return RolloutCollector(recipe, source, generator, [2], keep=keep), source, generator
+    return RolloutCollector(recipe, source, Answering(recipe, generator, [2], keep)), source, generator
 
 
 def test_samples_are_complete_and_carry_what_was_sent():
@@ -66,15 +67,15 @@ def test_groups_are_taken_in_prompt_order_however_they_finish():
     assert [g[0].group_index for g in result.groups] == [0, 1, 2, 3]
 
 
-def test_filter_draws_until_full_and_gives_surplus_back():
+def test_filter_draws_until_full_and_gives_back_what_comes_after_the_last_accepted_group():
     def keep(args, samples, **kwargs):
         return samples[0].group_index % 2 == 1
 
     collector, source, _ = setup(keep=keep, sets=("rollout.over_sampling_batch_size=12",))
     result = asyncio.run(collector.collect(1))
     assert [g[0].group_index for g in result.groups] == [1, 3, 5, 7]
-    assert [g[0].group_index for g in source.take(3)] == [9, 11, 12]
-    assert result.metrics["rollout/dropped/filter"] == 6.0
+    assert [g[0].group_index for g in source.take(3)] == [8, 9, 10]
+    assert result.metrics["rollout/dropped/filter"] == 4.0 and result.metrics["rollout/surplus"] == 4.0
 
 
 def test_surplus_comes_next_with_answers_of_its_own_step():
@@ -160,9 +161,9 @@ def test_a_custom_generate_may_give_up_without_a_reason():
 
 
 def test_dead_engine_is_named():
-    collector, _, _ = setup(ScriptedEngine(seeded, fail_on=None))
-    collector._generator.engine.fail_on = 0
-    collector._source._order = [0] * 32
+    collector, _, _ = setup(
+        ScriptedEngine(seeded, fail_on=0), sets=("rollout.batch_size=32", "rollout.max_failed_fraction=0")
+    )
     with pytest.raises(SlimeError, match="engine 0 died"):
         asyncio.run(collector.collect(1))
 
