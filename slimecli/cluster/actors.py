@@ -6,9 +6,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slimecli import env
+from slimecli.cluster.turns import Rests
 from slimecli.recipe import validate_recipe
 
 if TYPE_CHECKING:
@@ -150,11 +151,11 @@ class TrainerHost:
 
     def sleep(self) -> None:
         """Trainer.sleep."""
-        self._open.sleep()
+        cast(Rests, self._open).sleep()
 
     def wake(self) -> None:
         """Trainer.wake."""
-        self._open.wake()
+        cast(Rests, self._open).wake()
 
     def close(self) -> None:
         """Trainer.close."""

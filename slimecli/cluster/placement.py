@@ -7,6 +7,7 @@ together, and so do the GPUs of an engine. Colocated, engines and trainer ranks 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,28 +56,29 @@ class Demand:
     """trainer processes, one GPU each"""
     group: int
     """neighbouring ranks that stay on one machine (tensor x context parallelism)"""
-    engines: int
-    gpus_per_engine: int
-    """of one machine"""
+    engines: tuple[int, ...]
+    """GPUs of each engine, on one machine"""
     colocate: bool
     """engines use the trainer's GPUs, in turn with it"""
 
     def problem(self) -> str:
         """Why no bundles can hold this; empty: some can."""
-        group, each = min(self.group, self.ranks), self.gpus_per_engine
+        group = min(self.group, self.ranks)
         if self.ranks % group:
             return f"{self.ranks} trainer processes are not whole groups of {group}"
-        if self.colocate and self.engines and max(group, each) % min(group, each):
-            return f"colocated engines of {each} GPUs and groups of {group} trainer processes do not share out evenly"
+        sizes = sorted({group, *self.engines}) if self.colocate else []
+        if any(large % small for small, large in itertools.pairwise(sizes)):
+            said = ", ".join(str(n) for n in sizes)
+            return f"colocated groups of trainer processes and engines of {said} GPUs do not share out evenly"
         return ""
 
     def bundles(self) -> list[int]:
         """GPUs of every bundle; the trainer's come first, unless both use the same ones."""
-        group, each = min(self.group, self.ranks), self.gpus_per_engine
+        group = min(self.group, self.ranks)
         if not self.colocate:
-            return [group] * (self.ranks // group) + [each] * self.engines
-        size = max(group, each) if self.engines else group
-        return [size] * -(-max(self.ranks, self.engines * each) // size)
+            return [group] * (self.ranks // group) + list(self.engines)
+        size = max(group, *self.engines)
+        return [size] * -(-max(self.ranks, sum(self.engines)) // size)
 
 
 def assign(demand: Demand, bundles: Sequence[Bundle]) -> tuple[list[Place], list[Place]]:
@@ -91,9 +93,18 @@ def assign(demand: Demand, bundles: Sequence[Bundle]) -> tuple[list[Place], list
     trainer = sorted(bundles[:count], key=lambda b: (_order(b.ip, b.node), b.gpus))
     serving = trainer if demand.colocate else list(bundles[count:])
     ranks = [(b.node, (gpu,)) for b in trainer for gpu in b.gpus][: demand.ranks]
-    each = demand.gpus_per_engine
-    engines = [(b.node, b.gpus[i : i + each]) for b in serving for i in range(0, len(b.gpus), each)][: demand.engines]
-    return _numbered(ranks), _numbered(engines)
+    return _numbered(ranks), _numbered(_serve(demand.engines, serving))
+
+
+def _serve(sizes: Sequence[int], bundles: Sequence[Bundle]) -> list[tuple[str, tuple[int, ...]]]:
+    """(machine, GPUs) of every engine. The largest come first, so that none straddles two bundles."""
+    free = [(b.node, list(b.gpus)) for b in bundles]
+    found: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        node, gpus = next((n, g) for n, g in free if len(g) >= sizes[index])
+        found[index] = node, tuple(gpus[: sizes[index]])
+        del gpus[: sizes[index]]
+    return [found[i] for i in range(len(sizes))]
 
 
 def _numbered(processes: Sequence[tuple[str, tuple[int, ...]]]) -> list[Place]:

@@ -118,8 +118,7 @@ def demand_of(recipe: Recipe, gpus: int) -> Demand:
     demand = Demand(
         ranks=recipe.trainer.processes,
         group=_closest_group(recipe),
-        engines=recipe.engine.replicas if served_here else 0,
-        gpus_per_engine=recipe.gpus_per_engine,
+        engines=(recipe.gpus_per_engine,) * recipe.engine.replicas * served_here,
         colocate=recipe.cluster.placement == "colocated",
     )
     if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):

@@ -37,19 +37,19 @@ def test_too_little_room_is_told_in_numbers():
 
 
 def demand(**given):
-    return Demand(**{"ranks": 4, "group": 2, "engines": 2, "gpus_per_engine": 1, "colocate": False, **given})
+    return Demand(**{"ranks": 4, "group": 2, "engines": (1, 1), "colocate": False, **given})
 
 
 @pytest.mark.parametrize(
     ("given", "bundles"),
     [
         ({}, [2, 2, 1, 1]),
-        ({"gpus_per_engine": 4}, [2, 2, 4, 4]),
+        ({"engines": (4, 1)}, [2, 2, 4, 1]),
         ({"colocate": True}, [2, 2]),
-        ({"colocate": True, "gpus_per_engine": 4}, [4, 4]),
-        ({"colocate": True, "engines": 8}, [2, 2, 2, 2]),
-        ({"engines": 0, "gpus_per_engine": 8, "colocate": True}, [2, 2]),
-        ({"ranks": 1, "group": 8, "engines": 1, "colocate": True}, [1]),
+        ({"colocate": True, "engines": (4, 4)}, [4, 4]),
+        ({"colocate": True, "engines": (1,) * 8}, [2, 2, 2, 2]),
+        ({"engines": (), "colocate": True}, [2, 2]),
+        ({"ranks": 1, "group": 8, "engines": (1,), "colocate": True}, [1]),
     ],
 )
 def test_bundles_hold_groups_and_engines_together(given, bundles):
@@ -59,22 +59,25 @@ def test_bundles_hold_groups_and_engines_together(given, bundles):
 
 def test_demands_that_do_not_share_out_are_told():
     assert "not whole groups of 4" in demand(ranks=6, group=4).problem()
-    assert "do not share out evenly" in demand(colocate=True, group=2, gpus_per_engine=3).problem()
-    assert demand(colocate=True, group=2, gpus_per_engine=3, engines=0).problem() == ""
+    assert "do not share out evenly" in demand(colocate=True, engines=(3, 1)).problem()
+    assert demand(engines=(3, 1)).problem() == ""
 
 
 def test_each_process_has_gpus_of_its_own():
     held = [Bundle("far", "10.0.0.10", (0, 1)), Bundle("near", "10.0.0.9", (2, 3)), Bundle("far", "10.0.0.10", (5,))]
-    ranks, engines = assign(demand(engines=1), held)
+    ranks, engines = assign(demand(engines=(1,)), held)
     assert ranks == [Place("near", 0, (2,)), Place("near", 1, (3,)), Place("far", 0, (0,)), Place("far", 1, (1,))]
     assert engines == [Place("far", 0, (5,))]
 
 
 def test_colocated_engines_lie_across_the_trainers_gpus():
     held = [Bundle("far", "10.0.0.10", (4, 5, 6, 7)), Bundle("near", "10.0.0.9", (0, 1, 2, 3))]
-    ranks, engines = assign(demand(ranks=8, gpus_per_engine=4, colocate=True), held)
-    assert [(p.node, p.gpus) for p in ranks] == [("near", (i,)) for i in range(4)] + [("far", (i,)) for i in range(4, 8)]
-    assert engines == [Place("near", 0, (0, 1, 2, 3)), Place("far", 0, (4, 5, 6, 7))]
+    ranks, engines = assign(demand(ranks=8, engines=(4, 2, 1), colocate=True), held)
+    assert [p.node for p in ranks] == ["near"] * 4 + ["far"] * 4
+    assert [p.gpus for p in ranks] == [(i,) for i in range(8)]
+    assert engines == [Place("near", 0, (0, 1, 2, 3)), Place("far", 0, (4, 5)), Place("far", 1, (6,))]
+    small_first = assign(demand(ranks=8, engines=(1, 2, 4), colocate=True), held)[1]
+    assert [p.gpus for p in small_first] == [(6,), (4, 5), (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(

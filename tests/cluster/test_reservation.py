@@ -21,8 +21,8 @@ from slimecli.rundir import create_run
 env.quiet_ray()
 nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, "include_dashboard": False})
 nodes.add_node(num_cpus=2, num_gpus=4)
-sets = ("trainer.backend='megatron'", "trainer.processes=4", "megatron.tensor-model-parallel-size=4", "engine.replicas=3")
-recipe = load_recipe("", (*sets, f"cluster.address='{nodes.address}'"))
+sets = ("trainer.backend='megatron'", "trainer.processes=4", "megatron.tensor-model-parallel-size=4")
+recipe = load_recipe("", (*sets, "engine.replicas=3", f"cluster.address='{nodes.address}'"))
 run = create_run(sys.argv[1], recipe)
 run.new_attempt()
 
@@ -47,7 +47,7 @@ assert len({p.gpus for p in engines}) == 3 and ray.available_resources()["GPU"] 
 
 began, reservation._TELL_AFTER_S = time.monotonic(), 0.5
 try:
-    reservation.Reservation(Demand(ranks=2, group=2, engines=0, gpus_per_engine=1, colocate=False), 2)
+    reservation.Reservation(Demand(ranks=2, group=2, engines=(), colocate=False), 2)
     raise AssertionError("there is but one GPU left")
 except SlimeError as error:
     assert "gave up after 2 s waiting for GPUs: 2 asked for (on one machine each: 2)" in error.what, error.what
