@@ -89,14 +89,9 @@ def evaluate_model(model: str, recipe: Recipe) -> dict[str, Any]:
 
     Returns: {"model", "sets": see evaluate_weights}.
     """
-    from slimecli.weights.source import resolve_model_dir
+    from slimecli.commands._targets import open_target
 
-    if model.startswith(("http://", "https://")):
-        served = recipe.engine.model_copy(update={"urls": [model]})
-        folder = served_folder(model, recipe)
-        recipe = recipe.model_copy(update={"engine": served})
-    else:
-        folder = resolve_model_dir(model)
+    folder, recipe = open_target(model, recipe)
     return {"model": model, "sets": evaluate_folder(folder, recipe)}
 
 
@@ -115,42 +110,6 @@ def evaluate_folder(weights: Path, recipe: Recipe, model_dir: Path | None = None
         run.model_dir.parent.mkdir()
         run.model_dir.symlink_to((model_dir or weights).resolve())
         return evaluate_weights(run, recipe, weights)
-
-
-def served_folder(url: str, recipe: Recipe) -> Path:
-    """Folder with the tokenizer of what a server serves.
-
-    That is model.path where the recipe names one, else the folder that the server says it loaded, else the registry
-    model's.
-    """
-    import asyncio
-
-    from slimecli.engines.http import HttpEngine
-    from slimecli.errors import UsageError
-    from slimecli.model_specs import get_spec
-    from slimecli.weights.source import TOKENIZER_FILES, fetch_spec
-
-    if recipe.model.path:
-        return Path(recipe.model.path).expanduser()
-    info = asyncio.run(_ask(HttpEngine(url, timeout_s=recipe.rollout.request_timeout_s)))
-    folder = Path(str(info.get("tokenizer_path") or info.get("model_path") or ""))
-    if (folder / "tokenizer.json").is_file():
-        return folder
-    if recipe.model.name and get_spec(recipe.model.name).repo:
-        wanted = (*TOKENIZER_FILES, "generation_config.json", "config.json")
-        return fetch_spec(get_spec(recipe.model.name), revision=recipe.model.revision, allow=wanted).folder
-    raise UsageError(
-        f"the server at {url} has its tokenizer in {folder}, which is not on this machine",
-        "name a folder with the tokenizer: --set model.path=DIR",
-    )
-
-
-async def _ask(engine: Any) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = await engine.info()
-        return found
-    finally:
-        await engine.close()
 
 
 def named_sets(words: list[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, RecipeOpt, SetOpt
+from slimecli.commands._options import AsOpt, JsonOpt, RecipeOpt, SetOpt
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -22,6 +22,7 @@ EXAMPLES = [
     "slime reward check runs/quickstart/data/holdout.jsonl --type reasoning_gym",
     "slime reward --type math < samples.jsonl > scored.jsonl",
     "slime reward score --recipe mine.toml samples.jsonl > scored.jsonl",
+    "slime reward --type math --as sft:best < samples.jsonl > sft.jsonl",
 ]
 
 _CHUNK = 64
@@ -136,6 +137,7 @@ def cli(
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
     limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="rows that check tries; 0: all")] = 256,
+    as_: AsOpt = "samples",
     list_: Annotated[bool, typer.Option("--list", help="built-in scorers")] = False,
     json_: JsonOpt = False,
 ) -> None:
@@ -150,7 +152,7 @@ def cli(
     if action == "check" and data:
         return _check(load_recipe(recipe, overrides), data, limit, json_)
     if action == "score" or (not action and not sys.stdin.isatty()):
-        return _score(load_recipe(recipe, overrides), data, said=bool(action))
+        return _score(load_recipe(recipe, overrides), data, as_, said=bool(action))
     raise UsageError(
         "say what to do" if action != "check" else "check needs a data file",
         "slime reward --list | slime reward check DATA | slime reward < samples.jsonl",
@@ -181,25 +183,41 @@ def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"type": name, "rows": found["rows"], "gold": "", "empty": "", "garbled": ""} | means | times
 
 
-def _score(recipe: Recipe, data: str, *, said: bool) -> None:
+def _score(recipe: Recipe, data: str, selection: str, *, said: bool) -> None:
+    from collections import Counter
     from pathlib import Path
 
     from slimecli import console
+    from slimecli.data_tools.selection import parse_selection
     from slimecli.errors import PartialError, UsageError
+
+    chosen, left = parse_selection(selection), Counter[str]()
 
     if data and not Path(data).is_file():
         raise UsageError(f"no file {data}", "slime reward score samples.jsonl, or feed them on stdin")
     with Path(data).open("rb") if data else sys.stdin.buffer as stream:
-        total = failed = 0
-        for sample in score_lines(recipe, stream, data or "<stdin>"):
-            total += 1
-            failed += "failure" in sample.metadata and sample.reward is None
-            console.emit_line(sample.to_json())
+        total = failed = written = 0
+        scored = score_lines(recipe, stream, data or "<stdin>")
+        for _, group in groupby(enumerate(scored), key=lambda pair: _prompt_of(*pair)):
+            members = [sample for _, sample in group]
+            total += len(members)
+            failed += sum("failure" in s.metadata and s.reward is None for s in members)
+            for sample in chosen.pick(members, recipe.reward.key or None, left):
+                console.emit_line(chosen.line(sample, recipe.data.tool_key))
+                written += 1
     if not total and not said:
         raise UsageError("say what to do: nothing came in on stdin", "slime reward --help")
     console.note(f"{total} samples scored, {failed} failed")
+    if written < total:
+        why = ", ".join(f"{n} {reason}" for reason, n in sorted(left.items()) if n)
+        console.note(f"{written} written; left out: {why}")
     if failed:
         raise PartialError(f"{failed} of {total} samples could not be scored", "see metadata.failure of the samples")
+
+
+def _prompt_of(place: int, sample: Sample) -> tuple[bool, int]:
+    """Equal for neighbours that answer the same prompt; a sample that does not say which one stands alone."""
+    return (True, sample.group_index) if sample.group_index is not None else (False, place)
 
 
 def _list(json_: bool) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import AsOpt, JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
 EXAMPLES = [
     "slime rollout --run quickstart",
     "slime rollout --model runs/quickstart/export --prompts 'runs/quickstart/data/holdout.jsonl@[0:8]' --out s.jsonl",
+    "slime rollout --model http://127.0.0.1:30000 --recipe mine.toml --as sft:passing < prompts.jsonl > sft.jsonl",
+    "slime rollout --model qwen3-0.6b --recipe mine.toml --prompts p.jsonl --shard 1/4 --out samples.1.jsonl",
 ]
 
 
@@ -48,7 +48,7 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
         source = session.source(done)
         collector = session.collector(source, session.generator(engine))
         collection = session.aio.run(collector.collect(step))
-        session.recorder.record(source, step, collection)
+        session.recorder.record(collector, step, collection)
         session.recorder.settle()
     path = str(run.samples_path(step))
     return {"step": step, "samples": path, "groups": len(collection.groups), "metrics": collection.metrics}
@@ -63,77 +63,17 @@ async def _label_weights(session: Any, engine: Any, version: int) -> None:
     await engine.update_weights(WeightUpdate(kind="disk", version=version, folder=folder))
 
 
-def rollout_file(prompts: str, out: str, recipe: Recipe, model_dir: Path) -> dict[str, Any]:
-    """Answer every prompt of a file (or stdin) with a model; nothing of a run is needed.
-
-    Args:
-        prompts: JSONL or parquet file, with optional slice; `-` is JSONL on stdin.
-        out: JSONL file of samples, or `-` for stdout.
-    """
-    from slimecli import files
-    from slimecli.errors import PartialError
-    from slimecli.types import SampleStatus
-
-    lines: list[str] = []
-    failed = 0
-    for group in _answer_all(prompts, recipe, model_dir):
-        for sample in group:
-            failed += sample.status is SampleStatus.FAILED
-            line = sample.to_json()
-            if out == "-":
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
-            lines.append(line)
-    if out != "-":
-        files.write_text(Path(out), "".join(f"{line}\n" for line in lines))
-    if failed:
-        raise PartialError(
-            f"{failed} of {len(lines)} answers failed; they are in the output with status `failed`",
-            "see metadata.failure of those samples",
-        )
-    return {"samples": len(lines), "out": out}
-
-
-def _answer_all(prompts: str, recipe: Recipe, model_dir: Path) -> Iterator[Any]:
-    """Groups in prompt order, `rollout.batch_size` prompts in flight."""
-    import asyncio
-    import tempfile
-
-    from slimecli.rollout.sampling import rollout_sampling, rollout_seed
-    from slimecli.rundir import RunDir
-    from slimecli.session import Session
-
-    with tempfile.TemporaryDirectory() as scratch:
-        run = RunDir(Path(scratch))
-        run.model_dir.parent.mkdir()
-        run.model_dir.symlink_to(model_dir.resolve())
-        with Session(run, recipe) as session:
-            rows = session.prompts("<stdin>", sys.stdin.buffer) if prompts == "-" else session.prompts(prompts)
-            engine = session.engine(model_dir)
-            generator = session.generator(engine)
-            sampling = rollout_sampling(recipe, session.stop_token_ids)
-
-            async def answer(number: int) -> Any:
-                n = recipe.rollout.n_samples_per_prompt
-                group = rows[number].copies(n)
-                for i, sample in enumerate(group):
-                    sample.group_index, sample.index = number, number * n + i
-                seeds = [{"sampling_seed": rollout_seed(recipe, 0, number, i)} for i in range(n)]
-                return await generator.group(group, [sampling | s for s in seeds])
-
-            async def batch(numbers: range) -> list[Any]:
-                return await asyncio.gather(*(answer(i) for i in numbers))
-
-            size = recipe.rollout.batch_size
-            for first in range(0, len(rows), size):
-                yield from session.aio.run(batch(range(first, min(first + size, len(rows)))))
-
-
 def cli(
     run: RunOpt = "",
     model: ModelOpt = "",
-    prompts: Annotated[str, typer.Option("--prompts", metavar="FILE|-", help="prompt file, or - for stdin")] = "",
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE|-", help="samples as JSONL, or - for stdout")] = "-",
+    prompts: Annotated[
+        str, typer.Option("--prompts", metavar="FILE|-", help="prompt file, or - for stdin; default: what is piped in")
+    ] = "",
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE|-", help="JSONL file that a killed command goes on with, or -")
+    ] = "-",
+    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="every N-th prompt from the I-th on")] = "1/1",
+    as_: AsOpt = "samples",
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
     json_: JsonOpt = False,
@@ -143,7 +83,9 @@ def cli(
     from slimecli.errors import UsageError
 
     if bool(run) == bool(model):
-        raise UsageError("say --run NAME for the next step of a run, or --model DIR --prompts FILE", "see --help")
+        raise UsageError(
+            "say --run NAME for the next step of a run, or --model DIR|URL < prompts.jsonl", "slime rollout --help"
+        )
     if run:
         from slimecli.commands._stages import run_and_recipe
 
@@ -152,12 +94,24 @@ def cli(
         console.say(f"step {result['step']}: {result['groups']} groups -> {result['samples']}")
         console.hint(f"slime train --run {target.quoted}")
     else:
-        if not prompts:
-            raise UsageError("which prompts?", "--prompts FILE, or --prompts - for JSONL on stdin")
-        from slimecli.recipe import load_recipe
-        from slimecli.weights.source import resolve_model_dir
-
-        resolved = load_recipe(recipe, tuple(set_ or ()))
-        result = rollout_file(prompts, out, resolved, resolve_model_dir(model))
-    if json_:
+        result = _offline(prompts, out, recipe, set_ or [], model, {"selection": as_, "shard": shard})
+    if (json_ and out != "-") or (json_ and run):
         console.emit(result)
+
+
+def _offline(
+    prompts: str, out: str, recipe: str, overrides: list[str], model: str, how: dict[str, str]
+) -> dict[str, Any]:
+    from slimecli import console
+    from slimecli.commands._offline import rollout_file
+    from slimecli.errors import UsageError
+    from slimecli.recipe import load_recipe
+
+    if not prompts and sys.stdin.isatty():
+        raise UsageError("which prompts?", "--prompts FILE, or pipe JSONL in: slime rollout ... < prompts.jsonl")
+    result = rollout_file(prompts or "-", out, load_recipe(recipe, tuple(overrides)), model, **how)
+    if result["resumed_at"]:
+        console.note(f"{out}: went on after row {result['resumed_at']}")
+    left = "".join(f"; {n} left out: {reason}" for reason, n in result["left"].items())
+    console.note(f"{result['prompts']} prompts, {result['samples']} answers, {result['written']} written{left}")
+    return result

@@ -8,9 +8,10 @@ from typing import Any
 
 from slimecli.data_tools.columns import Item, around, read_item, with_system_prompt, with_template
 from slimecli.data_tools.formats import Row, read_rows
+from slimecli.data_tools.selection import PROMPT_MESSAGES
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
-from slimecli.types import Message
+from slimecli.types import Message, Sample
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,22 @@ def render_row(row: Row, section: DataSection, tokenizer: Any, where: str) -> Pr
         raise DataError(f"{where}: the prompt is empty", "`slime prepare-data` drops and counts such rows")
     metadata = item.metadata | ({"tools": item.tools} if item.tools else {})
     return Prompt(text, ids, item.label, metadata, tuple(messages))
+
+
+def as_asked(row: Row, section: DataSection, tokenizer: Any, where: str) -> Sample:
+    """One row as a pending sample that carries its prompt as chat messages, for answers that become conversations.
+
+    Raises DataError for a prompt over `max_prompt_tokens`.
+    """
+    prompt = render_row(row, section, tokenizer, where)
+    if len(prompt.token_ids) > section.max_prompt_tokens:
+        raise DataError(
+            f"{where}: the prompt has {len(prompt.token_ids)} tokens, more than {section.max_prompt_tokens}",
+            "raise data.max_prompt_tokens; --set data.skip_broken=true leaves such rows out and counts them",
+        )
+    messages = [dict(m) for m in prompt.messages] or [{"role": "user", "content": prompt.text}]
+    metadata = prompt.metadata | {PROMPT_MESSAGES: messages}
+    return Sample(prompt=prompt.text, tokens=list(prompt.token_ids), label=prompt.label, metadata=metadata)
 
 
 def render_prompt(item: Item, section: DataSection, tokenizer: Any, where: str) -> str:

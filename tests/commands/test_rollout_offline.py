@@ -1,0 +1,140 @@
+"""`slime rollout` and `slime reward` as filters of prompts and samples: order, shards, kills, forms, pipes."""
+
+import json
+
+import pytest
+
+from tests.forked import slime, succeed
+from tests.models import tiny_model
+
+SETS = ("rollout.n_samples_per_prompt=3", "rollout.batch_size=2", "rollout.max_response_tokens=4", "seed=4")
+REWARD = ("reward.path='tests.tiny_run:even_share'",)
+ROWS = 9
+
+
+def words(*extra, sets=()):
+    return ["rollout", "--model", "model", *[w for s in (*SETS, *REWARD, *sets) for w in ("--set", s)], *extra]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("offline")
+    tiny_model(folder / "model")
+    rows = [{"prompt": f"What is {i} + 3?", "label": str(i + 3), "metadata": {"n": i}} for i in range(ROWS)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """All answers, from stdin to stdout."""
+    return succeed(*words(), folder=place, run=lambda *a, folder: slime(*a, folder=folder, stdin=prompts(place))).out
+
+
+def prompts(place):
+    return (place / "prompts.jsonl").read_bytes()
+
+
+def test_stdin_to_stdout_in_order(place, whole):
+    samples = [json.loads(line) for line in whole.splitlines()]
+    assert [s["group_index"] for s in samples] == [i for i in range(ROWS) for _ in range(3)]
+    assert [s["index"] for s in samples] == list(range(3 * ROWS))
+    assert all(len(s["rollout_log_probs"]) == s["response_length"] and s["reward"] is not None for s in samples)
+    assert samples[0]["metadata"] == {"n": 0, "prompt_messages": [{"role": "user", "content": "What is 0 + 3?"}]}
+    assert len({s["response"] for s in samples}) > ROWS, "seeds differ within a prompt"
+
+
+def test_a_file_gives_the_same_and_shards_are_its_parts(place, whole):
+    out = [succeed(*words("--prompts", "prompts.jsonl", "--shard", f"{i}/2"), folder=place).out for i in (1, 2)]
+    parts = [line for text in out for line in text.splitlines()]
+    assert sorted(parts, key=lambda line: json.loads(line)["index"]) == whole.splitlines()
+    assert {json.loads(line)["group_index"] % 2 for line in out[0].splitlines()} == {0}
+
+
+def test_every_kill_leaves_a_file_that_is_continued_exactly_once(place, whole, monkeypatch):
+    """Killed at each durable write in turn, until one attempt comes to its end."""
+    monkeypatch.setattr("slimecli.rollout.appended.COMMIT_S", 0.0)  # a commit after every prompt
+    call = words("--prompts", "prompts.jsonl@[0:5]", "--out", "killed.jsonl", "--json")
+    whole = "".join(line + "\n" for line in whole.splitlines()[:15])
+    out, attempts = place / "killed.jsonl", 0
+    while True:
+        attempts += 1
+        ended = slime(*call, folder=place, kill_at=4 + attempts % 3)  # a commit is three durable writes
+        if ended.code == 0:
+            break
+        assert ended.code == -9 and attempts < 12
+        with out.open("a") as handle:
+            handle.write('{"torn": ')  # beyond the last commit, as a kill in mid-write leaves it
+    assert attempts > 3
+    assert out.read_text() == whole
+    assert json.loads(ended.out)["resumed_at"] > 0 and json.loads(ended.out)["samples"] == 15
+    again = succeed(*call, folder=place)
+    assert json.loads(again.out)["resumed_at"] == 5 and out.read_text() == whole, "complete: nothing is done twice"
+
+
+def test_a_begun_file_is_not_mixed_with_another(place):
+    (place / "foreign.jsonl").write_text("{}\n")
+    call = words("--prompts", "prompts.jsonl@[0:2]", "--out", "begun.jsonl")
+    succeed(*call, folder=place)
+    begun = (place / "begun.jsonl").read_bytes()
+    for extra, told in (
+        (words("--prompts", "prompts.jsonl@[0:2]", "--out", "foreign.jsonl"), "was not begun by slime rollout"),
+        (words("--prompts", "prompts.jsonl@[0:2]", "--out", "begun.jsonl", sets=("seed=5",)), "seed: 4, now 5"),
+        (
+            words("--prompts", "prompts.jsonl@[1:3]", "--out", "begun.jsonl"),
+            "not those that begun.jsonl was begun with",
+        ),
+        (
+            words("--prompts", "prompts.jsonl@[0:1]", "--out", "begun.jsonl"),
+            "not those that begun.jsonl was begun with",
+        ),
+        (words("--prompts", "prompts.jsonl", "--shard", "3/2"), "is not i/n"),
+        (words("--prompts", "prompts.jsonl", "--as", "sfd"), "did you mean 'sft'?"),
+        (words("--prompts", "prompts.jsonl", "--as", "sft:best=0"), "no rule 'best=0'"),
+    ):
+        ended = slime(*extra, folder=place)
+        assert ended.code == 2 and told in ended.err, ended.err
+    assert (place / "begun.jsonl").read_bytes() == begun
+    more = words("--prompts", "prompts.jsonl@[0:3]", "--out", "begun.jsonl", "--json")
+    assert json.loads(succeed(*more, folder=place).out)["prompts"] == 3, "prompts that came later are added"
+
+
+def test_sft_of_the_best_answers(place, whole):
+    made = succeed(*words("--prompts", "prompts.jsonl", "--as", "sft:best"), folder=place)
+    rows = [json.loads(line) for line in made.out.splitlines()]
+    samples = [json.loads(line) for line in whole.splitlines()]
+    best = {}
+    for sample in samples:
+        if sample["status"] == "completed":
+            best.setdefault(sample["group_index"], []).append((sample["reward"], -sample["index"], sample["response"]))
+    assert {r["metadata"]["group_index"] for r in rows} == best.keys()
+    for row in rows:
+        user, answer = row["messages"]
+        assert user["role"] == "user" and row["metadata"]["n"] == row["metadata"]["group_index"]
+        assert (row["metadata"]["reward"], answer["content"]) == max(best[row["metadata"]["group_index"]])[::2]
+    truncated = sum(s["status"] == "truncated" for s in samples)
+    assert truncated and f"{truncated} left out: truncated" in made.err
+
+
+def test_scoring_again_gives_the_same_choice(place, whole):
+    """`slime rollout | slime reward --as sft:best` is `slime rollout --as sft:best`."""
+    sets = [w for s in REWARD for w in ("--set", s)]
+    direct = succeed(*words("--prompts", "prompts.jsonl", "--as", "sft:best"), folder=place).out
+    unscored = "".join(
+        json.dumps({k: v for k, v in json.loads(line).items() if k != "reward"}) + "\n" for line in whole.splitlines()
+    )
+    again = slime("reward", *sets, "--as", "sft:best", folder=place, stdin=unscored.encode())
+    assert again.code == 0 and again.out == direct
+    passing = slime("reward", *sets, "--as", "samples:min=0.5", folder=place, stdin=whole.encode())
+    kept = [json.loads(line)["reward"] for line in passing.out.splitlines()]
+    assert kept and min(kept) >= 0.5 and len(kept) < 3 * ROWS
+
+
+def test_a_broken_prompt_is_named_after_what_came_before_it(place):
+    (place / "bad.jsonl").write_text('{"prompt": "a", "label": "x"}\n{"prompt": "b", "label": "x"}\n{"promt": "c"}\n')
+    ended = slime(*words("--prompts", "bad.jsonl"), folder=place)
+    assert ended.code == 4 and len(ended.out.splitlines()) == 6 and "bad.jsonl row 3: no column 'prompt'" in ended.err
+    left = succeed(*words("--prompts", "bad.jsonl", sets=("data.skip_broken=true",)), folder=place)
+    assert len(left.out.splitlines()) == 6 and "1 left out: broken prompt" in left.err
+    long = slime(*words("--prompts", "prompts.jsonl", sets=("data.max_prompt_tokens=3",)), folder=place)
+    assert long.code == 4 and "prompts.jsonl row 1: the prompt has" in long.err
