@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import json
 import os
 import secrets
 import socket
@@ -23,11 +24,11 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it at run time only
 
 from slimecli.errors import SlimeError
+from slimecli.types import WeightReceipt
 
 if TYPE_CHECKING:
     from slimecli.protocols import RolloutEngine
     from slimecli.sync.stage import StagedWeights
-    from slimecli.types import WeightReceipt
 
 PATIENCE = datetime.timedelta(seconds=300)
 """how long an offer stands"""
@@ -81,6 +82,7 @@ def _serve(store: Any, door: socket.socket, tensors: dict[str, torch.Tensor], de
                 for tensor in tensors.values():
                     torch.distributed.broadcast(tensor.contiguous(), src=0, group=group)
                 store.set("sent", "")
+                _tell_checksums(store, tensors)
                 store.wait(["left"], PATIENCE)
         finally:
             torch.distributed.destroy_process_group(group)
@@ -89,6 +91,20 @@ def _serve(store: Any, door: socket.socket, tensors: dict[str, torch.Tensor], de
             store.set("trouble", str(error))
     finally:
         door.close()  # of no effect once the group has it
+
+
+def _tell_checksums(store: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Compute what SGLang servers must say of these weights, if the driver asks: only here can they be read."""
+    store.wait(["prove"], PATIENCE)
+    asked = json.loads(store.get("prove"))
+    if asked is None:
+        return
+    from slimecli.engines.sglang.proof import Checksums
+
+    sums = Checksums(**asked)
+    for name, tensor in tensors.items():
+        sums.update(name, tensor)
+    store.set("checksums", json.dumps(sums.ranks))
 
 
 async def push(
@@ -113,9 +129,37 @@ async def push(
     update = replace(staged.update, group={k: described[k] for k in RECEIVED_KEYS})
     calls = [asyncio.wait_for(engine.update_weights(update), timeout_s) for engine in engines]
     answers: list[WeightReceipt | BaseException] = list(await asyncio.gather(*calls, return_exceptions=True))
+    answers = await _compared(engines, answers, staged, store)
     store.set("left", "")
     await _leave(engines, described["group_name"])
     return answers
+
+
+async def _compared(
+    engines: Sequence[RolloutEngine], answers: list[WeightReceipt | BaseException], staged: StagedWeights, store: Any
+) -> list[WeightReceipt | BaseException]:
+    """The receipts, those of SGLang servers, which have no fingerprint, compared with the trainer's checksums."""
+    from slimecli.engines.sglang.proof import ask, check
+
+    loop = asyncio.get_running_loop()
+    out, sums = list(answers), None
+    try:
+        for i, answer in enumerate(answers):
+            if not isinstance(answer, WeightReceipt) or answer.fingerprint:
+                continue
+            held = await ask(engines[i])  # type: ignore[arg-type]  # only a client of a server leaves it empty
+            if sums is None:
+                store.set("prove", json.dumps(held.arrangement))
+                sums = json.loads(await loop.run_in_executor(None, store.get, "checksums"))
+            try:
+                check(engines[i].url, held, sums)  # type: ignore[attr-defined]
+                out[i] = replace(answer, version=int(held.version), fingerprint=staged.fingerprint)
+            except SlimeError as error:
+                out[i] = error
+    finally:
+        if sums is None:
+            store.set("prove", "null")
+    return out
 
 
 async def _gather(calls: list[Any], timeout_s: float, store: Any) -> list[Any]:

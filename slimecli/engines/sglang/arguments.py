@@ -45,6 +45,7 @@ ON_CPU: tuple[tuple[str, Any, str], ...] = (
     ("attention_backend", "torch_native", "SGLang's other attention kernels need a GPU, or a CPU build of them"),
     ("sampling_backend", "pytorch", "its sampling kernels need a GPU"),
     ("grammar_backend", "none", "constrained answers need kernels that are not there"),
+    ("sleep_on_idle", True, "its scheduler would take a core for itself while it waits for requests"),
     ("disable_overlap_schedule", True, "there is no device whose work could overlap with the scheduler's"),
 )
 """(argument, value, reason) without a GPU, unless [sglang] says otherwise"""

@@ -20,18 +20,17 @@ from slimecli import env
 from slimecli.engines import api_key
 from slimecli.engines.sglang.arguments import Place, command_words
 from slimecli.engines.sglang.fields import installation
+from slimecli.engines.sglang.serve import leftovers, members
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 
 HERE = Path(__file__).parent
 TRIES = 3
 """ports tried; another program may take one between its choice and its use"""
-GRACE_S = 2.0
-"""between asking a server's processes to end and ending them; SGLang itself sleeps 5 s to write a report (seconds)"""
+GRACE_S = 5.0
+"""how long a server may take to end its processes, before they are ended from here (seconds)"""
 _IN_USE = re.compile(r"address already in use|port is already in use|port \d+ is in use", re.IGNORECASE)
 _REASON = re.compile(r"^(?:\[[^\]]*\] )?(?:[\w.]*(?:Error|Exception)\b|error:|RuntimeError)", re.IGNORECASE)
-_SHARED = re.compile(r"/dev/shm/(?:sglang_loads_|sem\.mp-)[^\s/]+")
-"""what SGLang leaves behind: its load statistics, and semaphores whose owner it kills"""
 _FIXES: tuple[tuple[str, str], ...] = (
     (r"out of memory|not enough memory", "lower engine.slots or [sglang] mem_fraction_static"),
     (r"unrecognized arguments|invalid choice", "mend [sglang]; `python -m sglang.launch_server --help` lists them"),
@@ -48,8 +47,9 @@ class Server:
         self.log = log
         self._process = process
         self._log_start = log_start
-        self._shared: set[str] = set()
+        self._leftovers: set[Path] = set()
         self._closing = threading.Lock()
+        self._closed = False
 
     @property
     def pid(self) -> int:
@@ -76,23 +76,28 @@ class Server:
             text = handle.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()]
 
-    def note_shared_memory(self) -> None:
-        """Remember this server's files in /dev/shm, which it leaves behind."""
-        for pid in _group(self._process.pid):
-            with contextlib.suppress(OSError):
-                maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-                self._shared |= set(_SHARED.findall(maps))
+    def note_leftovers(self) -> None:
+        """Remember what this server has in /dev/shm, to remove it if the server cannot."""
+        self._leftovers |= leftovers(self.pid)
 
     def close(self) -> None:
         """End the server's processes, and nothing else. Idempotent."""
         with self._closing:
-            self.note_shared_memory()
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            _end_group(self._process)
-            for path in self._shared:
-                Path(path).unlink(missing_ok=True)
-            self._shared.clear()
+            if self._closed:
+                return
+            self.note_leftovers()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            end = time.monotonic() + GRACE_S
+            while (self.alive() or members(self.pid)) and time.monotonic() < end:
+                time.sleep(0.02)
+            if self.alive() or members(self.pid):
+                with contextlib.suppress(ProcessLookupError):  # the group is this server's own: start_new_session
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait(10)
+            for path in self._leftovers:
+                path.unlink(missing_ok=True)
+            self._closed = True
 
 
 def start_server(
@@ -192,7 +197,7 @@ def _other_models(sglang: Path, model_dir: Path) -> Iterator[str]:
 def _wait(server: Server, timeout_s: float, key: str) -> None:
     end = time.monotonic() + timeout_s
     while not _answers(server.url, key):
-        server.note_shared_memory()
+        server.note_leftovers()
         if not server.alive():
             told = server.trouble()
             fix = next((fix for pattern, fix in _FIXES if re.search(pattern, told, re.IGNORECASE)), "")
@@ -204,7 +209,7 @@ def _wait(server: Server, timeout_s: float, key: str) -> None:
                 f"see {server.log}; raise engine.start_timeout_s if it is only slow",
             )
         time.sleep(0.3)
-    server.note_shared_memory()
+    server.note_leftovers()
 
 
 def _answers(url: str, key: str) -> bool:
@@ -216,29 +221,3 @@ def _answers(url: str, key: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-def _group(leader: int) -> list[int]:
-    """Living processes of a process group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # the command name, in parentheses, may hold spaces: state, parent and group follow it
-                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                found += [int(entry.name)] if state != "Z" and int(group) == leader else []
-    return found
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask the first process to end, which ends the others in order; then end what is left of the group.
-
-    The group is this server's own: start_new_session made it.
-    """
-    process.terminate()
-    end = time.monotonic() + GRACE_S
-    while time.monotonic() < end and (process.poll() is None or _group(process.pid)):
-        time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)

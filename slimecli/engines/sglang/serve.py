@@ -5,16 +5,43 @@ first line is the API key (empty: none); then the starter holds it open, and the
 ends, so that no server outlives a killed run.
 """
 
+import contextlib
 import os
 import runpy
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
-GRACE_S = 5.0
-"""between asking the server's processes to end and ending them (seconds)"""
+SHARED = Path("/dev/shm")
+NAMES = ("sglang_loads_*", "sem.mp-*")
+"""what SGLang leaves behind: its load statistics, and semaphores whose owner it kills"""
+
+
+def members(group: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # the command name, in parentheses, may hold spaces: state, parent and group follow it
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                found += [int(entry.name)] if state != "Z" and int(its_group) == group else []
+    return found
+
+
+def leftovers(group: int) -> set[Path]:
+    """Files in /dev/shm of SGLang's kinds that processes of a group have mapped; told by inode, for names change."""
+    inodes: set[int] = set()
+    for process in members(group):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+            inodes |= {int(line.split()[4]) for line in lines if f" {SHARED}/" in line}
+    found = set()
+    for path in (path for name in NAMES for path in SHARED.glob(name)):
+        with contextlib.suppress(OSError):
+            found |= {path} if path.stat().st_ino in inodes else set()
+    return found
 
 
 def read_line(stream: int) -> str:
@@ -26,11 +53,11 @@ def read_line(stream: int) -> str:
 
 
 def follow(stream: int) -> None:
-    """Wait for the end of a pipe, then end this process's whole group."""
+    """Wait for the end of a pipe, then end this process's whole group, which has nothing that it would have to save."""
     while os.read(stream, 4096):
         pass
-    os.killpg(0, signal.SIGTERM)
-    time.sleep(GRACE_S)
+    for path in leftovers(os.getpgrp()):
+        path.unlink(missing_ok=True)
     os.killpg(0, signal.SIGKILL)
 
 
