@@ -17,7 +17,7 @@ from slimecli.errors import SlimeError
 from slimecli.recipe_live import LiveSection
 from slimecli.rundir import RunDir, open_run
 from slimecli.serving.store import read_from, segments
-from slimecli.types import Group, Sample
+from slimecli.types import Group, Sample, SampleStatus
 
 PREFIX = "live:"
 POLL_S = 0.2
@@ -56,7 +56,7 @@ class LiveSource:
         self._next_sample = 0
         self._next_session = 0
         self.dropped: Counter[str] = Counter()
-        """reason -> sessions left out since the last `wait`"""
+        """reason -> sessions left out since the collector looked last"""
 
     def poll(self) -> None:
         """Take in what was written since the last time."""
@@ -69,8 +69,15 @@ class LiveSource:
                 self._take_in(record)
 
     def _take_in(self, record: dict[str, Any]) -> None:
+        samples = [s for s in record["samples"] if s.get("status") != SampleStatus.ABORTED.value]
+        if not samples:
+            self.dropped["aborted"] += 1
+            return
+        if not self._section.unscored and all(s.get("reward") is None and s.get("label") is None for s in samples):
+            self.dropped["unrated"] += 1
+            return
         group = self._partial.setdefault(record["group"], [])
-        group.append(record["samples"])
+        group.append(samples)
         if len(group) == self._n:
             self._ready.append(self._partial.pop(record["group"]))
 
@@ -80,7 +87,6 @@ class LiveSource:
         Conversations older than live.max_staleness are left out and counted.
         """
         begin = said = time.monotonic()
-        self.dropped.clear()
         while True:
             self.poll()
             self._drop_stale(step)
@@ -106,7 +112,7 @@ class LiveSource:
     def _lacking(self, n: int) -> str:
         open_ = sum(len(g) for g in self._partial.values())
         rest = f", {open_} session(s) in {len(self._partial)} incomplete group(s)" if open_ else ""
-        gone = f", {self.dropped.total()} too old" if self.dropped else ""
+        gone = "".join(f", {n} left out: {why}" for why, n in sorted(self.dropped.items()))
         return f"{n} groups of {self._n} ended conversations in {self._folder}: {self.available} are there{rest}{gone}"
 
     def _drop_stale(self, step: int) -> None:

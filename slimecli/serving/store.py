@@ -30,16 +30,21 @@ _NAME = re.compile(r"(turns|sessions)_(\d{6})\.jsonl")
 
 
 class Log:
-    """Appends lines to the newest segment of one kind."""
+    """Appends lines to the newest segment of one kind. What is appended outlives the process at once.
 
-    def __init__(self, folder: Path, kind: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    Args:
+        durable: it outlives a power cut as well; `append` waits for the disk.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, segment_bytes: int = SEGMENT_BYTES, durable: bool = True) -> None:
         self._folder = folder
         self._kind = kind
         self._limit = segment_bytes
+        self._durable = durable
         self._handle: BinaryIO | None = None
 
     def append(self, record: dict[str, Any]) -> None:
-        """One line, on the disk when this returns."""
+        """One line."""
         line = json.dumps(record, sort_keys=True, ensure_ascii=False).encode() + b"\n"
         with files.explain_disk_errors(self._folder):
             if self._handle is None or self._handle.tell() > self._limit:
@@ -47,7 +52,8 @@ class Log:
             assert self._handle is not None
             self._handle.write(line)
             self._handle.flush()
-            os.fsync(self._handle.fileno())
+            if self._durable:
+                os.fsync(self._handle.fileno())
 
     def _begin(self) -> None:
         self.close()
@@ -95,7 +101,7 @@ class LiveStore:
             folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = self._take_lock()
-        self._turns = Log(folder, "turns", segment_bytes=segment_bytes)
+        self._turns = Log(folder, "turns", segment_bytes=segment_bytes, durable=False)
         self._sessions = Log(folder, "sessions", segment_bytes=segment_bytes)
         self.ended = 0
         """sessions written since this server began"""

@@ -1,0 +1,104 @@
+"""Weights that follow a run: newer ones only, whatever happens to their folders, while requests go on."""
+
+import asyncio
+import shutil
+
+import pytest
+
+from slimecli import files
+from slimecli.engines.embedded.weights import FolderWeights
+from slimecli.errors import SlimeError
+from slimecli.recipe import load_recipe
+from slimecli.rundir import RunDir
+from slimecli.serving.fleet import LocalFleet
+from slimecli.serving.follow import Follower
+from slimecli.weights.fingerprint import fingerprint
+from tests.models import tiny_model
+
+RECIPE = load_recipe(overrides=("engine.slots=4", "engine.max_context=256"))
+
+
+def commit(run, version, *, seed, claim=""):
+    """Weights of a step, as a run commits them."""
+    run.weights_dir(version).parent.mkdir(parents=True, exist_ok=True)
+    notes = {"version": version}
+    with files.committed_folder(run.weights_dir(version), notes) as folder:
+        tiny_model(folder, seed=seed)
+        notes["fingerprint"] = claim or fingerprint(FolderWeights(folder).tensors())
+    return notes["fingerprint"]
+
+
+@pytest.fixture
+def following(tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.live_dir.mkdir(parents=True)
+    fleet = LocalFleet(RECIPE, tiny_model(tmp_path / "model", seed=0))
+    yield run, fleet, Follower(run, fleet, version=0, timeout_s=60)
+    asyncio.run(fleet.close())
+
+
+def test_the_newest_is_taken_under_a_running_request_which_says_so_per_token(following):
+    run, fleet, follower = following
+
+    async def work():
+        ask = {"temperature": 0, "max_new_tokens": 150, "ignore_eos": True}
+        payload = {"input_ids": [5, 6], "sampling_params": ask, "return_logprob": True}
+        request = asyncio.create_task(fleet.engine.generate(payload))
+        while not fleet.engine.info()["running"]:
+            await asyncio.sleep(0.01)
+        commit(run, 1, seed=1)
+        mark = commit(run, 2, seed=2)
+        assert await follower.look() and follower.version == 2
+        assert await fleet.engine.fingerprint() == mark
+        return await request
+
+    reply = asyncio.run(work())
+    spans = reply["meta_info"]["weight_versions"]
+    assert len(reply["output_ids"]) == 150 and reply["meta_info"]["finish_reason"]["type"] == "length"
+    assert [s["version"] for s in spans] == ["0", "2"] and spans[0]["end"] == spans[1]["start"] > 0
+    assert not asyncio.run(follower.look()), "nothing new"
+
+
+def test_pruned_half_written_and_older_folders_change_nothing(following, monkeypatch):
+    run, fleet, follower = following
+    commit(run, 4, seed=4)
+    assert asyncio.run(follower.look())
+    commit(run, 3, seed=3)
+    assert not asyncio.run(follower.look()) and fleet.engine.info()["weight_version"] == "4"
+    (run.weights_dir(6)).mkdir()
+    (run.weights_dir(6) / "model.safetensors").write_bytes(b"half")
+    assert not asyncio.run(follower.look())
+    shutil.rmtree(run.weights_dir(6))
+    commit(run, 7, seed=7)
+    link = follower._linked
+
+    def prune_first(version):
+        (run.weights_dir(version) / "model.safetensors").unlink()
+        return link(version)
+
+    monkeypatch.setattr(follower, "_linked", prune_first)
+    assert not asyncio.run(follower.look()) and fleet.engine.info()["weight_version"] == "4"
+    monkeypatch.undo()
+    shutil.rmtree(run.weights_dir(7))
+    mark = commit(run, 8, seed=8)
+    update = fleet.update
+
+    async def prune_then_load(what):
+        shutil.rmtree(run.weights_dir(8))
+        return await update(what)
+
+    monkeypatch.setattr(fleet, "update", prune_then_load)
+    assert asyncio.run(follower.look()), "the links stay whole"
+    assert asyncio.run(fleet.engine.fingerprint()) == mark
+
+
+def test_the_same_step_made_anew_is_taken_and_wrong_weights_are_named(following):
+    run, fleet, follower = following
+    commit(run, 1, seed=1)
+    assert asyncio.run(follower.look())
+    mark = commit(run, 1, seed=9)
+    assert asyncio.run(follower.look()) and asyncio.run(fleet.engine.fingerprint()) == mark
+    commit(run, 2, seed=2, claim="0" * 32)
+    with pytest.raises(SlimeError, match=r"engines hold 2/[0-9a-f]{32}, not 2/0{32}"):
+        asyncio.run(follower.look())
+    assert follower.version == 1
