@@ -18,6 +18,7 @@ from slimecli.algos.correction import normalised
 from slimecli.algos.distillation import distilled, teacher_gap
 from slimecli.batch import TrainBatch, from_groups, split_steps, weigh
 from slimecli.clock import Clock
+from slimecli.cluster.turns import Phase, nobody_waits
 from slimecli.errors import DataError, GateError, InterruptedRunError
 from slimecli.observe.gates import check_gates
 from slimecli.protocols import Trainer
@@ -63,6 +64,8 @@ class Parts:
     """begin to commit what was collected; `commit` ends it"""
     commit: Callable[[int, dict[str, Any], bool], None]
     """(step, metrics, must make a checkpoint): commit what was learnt"""
+    turn: Callable[[Phase], None] = nobody_waits
+    """make it this phase's turn on devices that trainer and engines share"""
     clock: Clock = field(default_factory=Clock)
     stop_requested: Callable[[], bool] = lambda: False
 
@@ -95,6 +98,7 @@ def loop(parts: Parts, start: int, stop: int) -> None:
 
 def collect(parts: Parts, step: int) -> Collection:
     """Samples for this step."""
+    parts.turn("generate")
     with parts.clock.phase("collect"):
         collection = parts.aio.run(parts.collector.collect(step))
     parts.clock.add("generate", collection.seconds)
@@ -114,6 +118,7 @@ def proceed(parts: Parts, version: int) -> None:
 
 def learn(parts: Parts, step: int, collection: Collection) -> dict[str, Any]:
     """One optimizer step per mini-batch; meanwhile the samples are being written to the run directory."""
+    parts.turn("learn")
     with parts.clock.phase("learn"):
         try:
             minis = prepare(parts, collection.groups)
@@ -165,6 +170,7 @@ def publish(parts: Parts, version: int) -> dict[str, Any]:
     if parts.publish is None:
         return {}
     rest(parts)
+    parts.turn("share")
     with parts.clock.phase("publish"):
         return parts.publish(version)
 
@@ -173,6 +179,7 @@ def measure(parts: Parts, step: int) -> dict[str, float]:
     """Held-out scores of the weights of this step."""
     if parts.measure is None:
         return {}
+    parts.turn("generate")
     with parts.clock.phase("measure"):
         return parts.measure(step)
 

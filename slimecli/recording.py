@@ -9,6 +9,7 @@ from typing import Any
 
 from slimecli import files
 from slimecli.clock import Clock
+from slimecli.cluster.turns import Phase
 from slimecli.errors import SlimeError
 from slimecli.loop import Collector
 from slimecli.pipeline import trainer_layout, training_inputs
@@ -93,13 +94,20 @@ class Recorder:
             self._written.pop(0).result()
 
     def commit(
-        self, trainer: Trainer, collector: Collector, step: int, metrics: dict[str, Any], must_checkpoint: bool
+        self,
+        trainer: Trainer,
+        collector: Collector,
+        turn: Callable[[Phase], None],
+        step: int,
+        metrics: dict[str, Any],
+        must_checkpoint: bool,
     ) -> None:
         """Metrics of the step, then (when due) the checkpoint that makes them final; then tell the listener."""
         self.settle()
         if metrics:
             self._run.append(self._run.metrics_path, {"step": step, **metrics})
         if step and (must_checkpoint or step % self._recipe.checkpoint.interval == 0):
+            turn("share")
             with self._clock.phase("checkpoint"):
                 self.checkpoint(trainer, step, collector.cursor())
         perf = self._clock.lap()

@@ -10,21 +10,21 @@ import contextlib
 import dataclasses
 import functools
 import json
-import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from slimecli import console, files
 from slimecli.algos import algorithm
 from slimecli.clock import Clock
-from slimecli.cluster import Cluster, open_cluster, sync_kind
+from slimecli.cluster import Cluster, open_cluster
+from slimecli.cluster.turns import Phase, Rests, Turns, nobody_waits
 from slimecli.errors import DataError, MissingStageError, SlimeError
 from slimecli.loop import Collector, Parts
 from slimecli.pipeline import layout_change
 from slimecli.protocols import RolloutEngine, Trainer
+from slimecli.publishing import fingerprint, publish
 from slimecli.recipe import Recipe
 from slimecli.recipe_rollout import EvalSetSection
 from slimecli.recipe_sections import DataSection
@@ -46,8 +46,6 @@ from slimecli.rollout.versions import as_prompts
 from slimecli.rundir import RunDir
 from slimecli.serving.live_collect import LiveCollector, NoEngine
 from slimecli.serving.live_source import LiveSource
-from slimecli.sync.push import deliver
-from slimecli.sync.report import note_sync, sync_metrics
 from slimecli.types import Sample
 
 
@@ -100,7 +98,7 @@ class Session:
         # generation that runs ahead goes on between two calls, and needs a thread of its own for that
         self.aio: Runner = LoopThread() if recipe.rollout.overlaps else asyncio.Runner()
         self.clock = Clock()
-        self._backend = cluster
+        self.backend = cluster
         self._cluster = shared_cluster
         self._owns_cluster = shared_cluster is None
         self._trainer: Trainer | None = None
@@ -129,7 +127,7 @@ class Session:
     def cluster(self) -> Cluster:
         """The cluster, started on first use."""
         if self._cluster is None:
-            self._cluster = open_cluster(self._backend, self.recipe, self.run)
+            self._cluster = open_cluster(self.backend, self.recipe, self.run)
         return self._cluster
 
     # -- parts -------------------------------------------------------------------------------------------------------
@@ -289,14 +287,19 @@ class Session:
     def parts(self, start: int) -> Parts:
         """Everything for the RL loop from step `start` on."""
         weights = step_weights(self.run, self.recipe, start)
-        trainer, engine = self.trainer(start), self.engine(weights)
+        trainer, shares = self.trainer(start), self.cluster.colocated
+        if shares:
+            cast(Rests, trainer).sleep()
+        engine = self.engine(weights)
         source, generator = self.source(start), self.generator(engine)
         sets = self.eval_sets() if self.recipe.eval.interval else []
         collector, record = self._collecting(source, generator, start)
+        turns = Turns(cast(Rests, trainer), engine, self.aio.run, lambda: self.clock.phase("turns")) if shares else None
         return self._parts(
             trainer,
             collector,
-            publish=functools.partial(self.publish, trainer, engine),
+            turn=nobody_waits if turns is None else turns.take,
+            publish=functools.partial(publish, self, trainer, engine),
             measure=functools.partial(self.measure, generator, sets),
             record=record,
         )
@@ -304,7 +307,7 @@ class Session:
     def recorded_parts(self, start: int) -> Parts:
         """The loop over samples that `slime rollout` left, without an engine."""
         trainer = self.trainer(start)
-        publish = functools.partial(self.fingerprint, trainer)
+        publish = functools.partial(fingerprint, self, trainer)
         return self._parts(trainer, RecordedCollector(self.run), publish=publish, record=_is_recorded)
 
     def sft_parts(self, start: int) -> Parts:
@@ -333,6 +336,7 @@ class Session:
         record: Record,
         publish: Callable[[int], dict[str, Any]] | None = None,
         measure: Callable[[int], dict[str, float]] | None = None,
+        turn: Callable[[Phase], None] = nobody_waits,
     ) -> Parts:
         return Parts(
             run=self.run,
@@ -344,28 +348,10 @@ class Session:
             publish=publish,
             measure=measure,
             record=record,
-            commit=functools.partial(self.recorder.commit, trainer, collector),
+            commit=functools.partial(self.recorder.commit, trainer, collector, turn),
+            turn=turn,
             clock=self.clock,
         )
-
-    def publish(self, trainer: Trainer, engine: RolloutEngine, version: int) -> dict[str, Any]:
-        """Stage on the trainer's side, push to every engine, compare fingerprints."""
-        if isinstance(engine, NoEngine):
-            return self.fingerprint(trainer, version)
-        kind = sync_kind(self.recipe, self._backend)
-        folder = self.run.sync_dir
-        staged = self.cluster.stage(trainer, kind, version, folder, self.run.model_dir)
-        begin, limit = time.perf_counter(), self.recipe.sync.timeout_s
-        receipts = self.aio.run(deliver(engine, staged, limit, running=self.recipe.running_requests))
-        note_sync(self.clock, staged, receipts, time.perf_counter() - begin)
-        if kind == "disk":
-            shutil.rmtree(folder, ignore_errors=True)
-        return sync_metrics(staged)
-
-    def fingerprint(self, trainer: Trainer, version: int) -> dict[str, Any]:
-        """What publish would report, where no engine is held."""
-        staged = self.cluster.stage(trainer, "in_process", version, self.run.root, self.run.model_dir)
-        return sync_metrics(staged)
 
     def measure(self, generator: Generator, sets: list[EvalSet], step: int) -> dict[str, float]:
         """Sampled accuracy at every interval; greedy as well at the start and the end."""

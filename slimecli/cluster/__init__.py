@@ -20,6 +20,9 @@ from slimecli.sync.stage import StagedWeights
 class Cluster(Protocol):
     """Opens trainers and engines, and moves weights out of a trainer."""
 
+    colocated: bool
+    """trainer and engines share devices, and take turns"""
+
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """A trainer holding the weights of an HF folder."""
 

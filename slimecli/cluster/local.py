@@ -19,6 +19,8 @@ class LocalCluster:
         env.set_threads(recipe.trainer.threads)
         self._run = run
         self._is_one_host = recipe.is_one_host
+        self.colocated = recipe.cluster.placement == "colocated"
+        """trainer and engine share a device, and take turns"""
 
     def open_trainer(self, recipe: Recipe, model_dir: Path, total_steps: int) -> Trainer:
         """The trainer of the recipe, in this process."""

@@ -77,7 +77,7 @@ class Demand:
         group = min(self.group, self.ranks)
         if not self.colocate:
             return [group] * (self.ranks // group) + list(self.engines)
-        size = max(group, *self.engines)
+        size = max((group, *self.engines))
         return [size] * -(-max(self.ranks, sum(self.engines)) // size)
 
 

@@ -135,6 +135,14 @@ class RanksTrainer:
         """Collective load."""
         self._ranks.call("load", str(folder))
 
+    def sleep(self) -> None:
+        """Every rank gives up its device's memory."""
+        self._ranks.call("sleep")
+
+    def wake(self) -> None:
+        """Every rank takes it back."""
+        self._ranks.call("wake")
+
     def close(self) -> None:
         """Collective, unless a rank has failed."""
         if self._ranks._is_whole:

@@ -25,6 +25,10 @@ RUNNING: dict[Phase, tuple[tuple[str, ...], bool]] = {
 """phase -> (what engines hold, whether the trainer is awake)"""
 
 
+def nobody_waits(phase: Phase) -> None:
+    """Where trainer and engines have devices of their own, it is everybody's turn."""
+
+
 class Rests(Protocol):
     """A trainer that can give up its device."""
 

@@ -66,3 +66,12 @@ def test_micro_batches_do_not_matter(smooth, tmp_path, tokens):
 @pytest.mark.ray
 def test_two_trainer_processes_equal_one(smooth, tmp_path):
     assert_close_run(smooth, run(tmp_path, *SMOOTH, "cluster.backend='ray'", "trainer.processes=2"))
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_taking_turns_on_one_device_changes_nothing(reference, tmp_path, backend):
+    """Engines lose their weights and the trainer its memory in every step."""
+    folder = run(tmp_path, "cluster.placement='colocated'", f"cluster.backend='{backend}'")
+    assert_same_run(reference, folder, STEPS)
+    timing = (folder / "perf.jsonl").read_text(encoding="utf-8")
+    assert timing.count('"seconds/turns"') >= STEPS
