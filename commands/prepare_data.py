@@ -34,7 +34,7 @@ def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     Returns: {"kept": {file: rows}, "dropped": {reason: rows}, ...}.
     """
     from slimecli import files
-    from slimecli.data_tools.prepare import prepare
+    from slimecli.data_tools.prepare import Report, prepare
     from slimecli.errors import UsageError
     from slimecli.rollout.eval_sets import set_recipe
 
@@ -46,14 +46,17 @@ def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     evaluation = [(settings.path, set_recipe(recipe, settings).data) for settings in recipe.eval.sets.values()]
     manifest: dict[str, Any] = {"made_by": _MAKER}
     with files.committed_folder(out, manifest) as folder:
-        report = prepare(
-            recipe.data,
-            recipe.sft,
-            folder,
-            seed=recipe.seed,
-            tokenizer=tokenizer,
-            exclude=evaluation,
-        )
+        if recipe.data.is_live and not recipe.sft.data:  # conversations have yet to be held
+            report = Report()
+        else:
+            report = prepare(
+                recipe.data.model_copy(update={"train": ""}) if recipe.data.is_live else recipe.data,
+                recipe.sft,
+                folder,
+                seed=recipe.seed,
+                tokenizer=tokenizer,
+                exclude=evaluation,
+            )
         _check_enough(recipe, report)
         manifest |= report.to_dict()
     return report.to_dict()
@@ -76,7 +79,7 @@ def _check_enough(recipe: Recipe, report: Report) -> None:
     from slimecli.errors import DataError
 
     train, sft = report.kept.get("train", 0), report.kept.get("sft", 0)
-    if recipe.steps and train < recipe.rollout.batch_size:
+    if recipe.steps and not recipe.data.is_live and train < recipe.rollout.batch_size:
         raise DataError(
             f"{train} prompts are fewer than one batch (rollout.batch_size = {recipe.rollout.batch_size})",
             "bring more data or lower rollout.batch_size",

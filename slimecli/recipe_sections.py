@@ -38,7 +38,8 @@ class DataSection(Section):
     """Prompts, and demonstrations for SFT."""
 
     train: str = ""
-    """prompt data: .jsonl or .parquet, with optional slice FILE@[0:100]; empty: made by `source`"""
+    """prompt data: .jsonl or .parquet, with optional slice FILE@[0:100]; `live:` or `live:RUN`: conversations that
+    `slime serve --record` keeps; empty: made by `source`"""
     source: str = ""
     """generator of prompts, e.g. `reasoning_gym:basic_arithmetic`; empty: `train` is a file"""
     source_args: dict[str, Any] = {}
@@ -80,6 +81,12 @@ class DataSection(Section):
     """prepare-data leaves out rows that cannot be read, and counts them; false: it stops at the first"""
     shuffle: bool = True
     """new seeded order every epoch; false: file order"""
+
+
+    @property
+    def is_live(self) -> bool:
+        """Whether training prompts are conversations that a server records."""
+        return self.train.startswith("live:")
 
 
 class TrainerSection(Section):
