@@ -22,6 +22,7 @@ from slimecli.plan_numbers import (
     trainer_bytes,
     work_values,
 )
+from slimecli.plan_rollout import rollout_warnings
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -126,7 +127,7 @@ def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | Non
 
 def shared_memory_problems(recipe: Recipe, machine: Machine, published: int) -> list[str]:
     """Weights that cannot pass through /dev/shm. Docker gives 64 MB of it unless told otherwise."""
-    if not recipe.steps or recipe.sync_kind(recipe.cluster.backend) != "shared_memory":
+    if not recipe.steps or recipe.sync_kind(recipe.cluster.backend) not in ("shared_memory", "tensor"):
         return []
     if published <= machine.shared_memory_bytes:
         return []
@@ -139,10 +140,11 @@ def shared_memory_problems(recipe: Recipe, machine: Machine, published: int) -> 
 
 def warnings(recipe: Recipe, machine: Machine, engines: int) -> list[str]:
     """What deserves a look."""
-    found = algorithm_warnings(recipe)
+    found = algorithm_warnings(recipe) + rollout_warnings(recipe)
     threads = recipe.trainer.processes * recipe.trainer.threads + engines * recipe.engine.threads
-    # trainer and engines take turns, so only the larger of the two has to fit
+    # where trainer and engines take turns, only the larger of the two has to fit
     busiest = max(recipe.trainer.processes * recipe.trainer.threads, engines * recipe.engine.threads)
+    busiest = threads if recipe.rollout.overlaps else busiest
     if busiest > machine.cpus and not machine.gpus:
         found.append(f"{threads} threads on {machine.cpus} processors: they will wait for each other")
     if recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0 or recipe.rollout.min_p > 0:

@@ -13,6 +13,7 @@ from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm, check_distillation
 from slimecli.plan_layout import check_megatron, check_sglang
 from slimecli.plan_reward import check_reward
+from slimecli.plan_rollout import check_rollout
 from slimecli.plan_spec import model_spec
 from slimecli.plan_tools import check_tools
 from slimecli.recipe import Recipe
@@ -113,7 +114,7 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`data.source_args` is given without `data.source`"
     if data.demonstration_args and not data.demonstrations:
         yield "`data.demonstration_args` is given without `data.demonstrations`"
-    named = {"data.train": data.train, "sft.data": recipe.sft.data}
+    named = {"data.train": "" if data.is_live else data.train, "sft.data": recipe.sft.data}
     named |= {f"eval.sets.{name}": settings.path for name, settings in recipe.eval.sets.items()}
     bad = {field: problem for field, text in named.items() if text and (problem := file_problem(field, text))}
     yield from bad.values()
@@ -130,7 +131,7 @@ def count_data(recipe: Recipe) -> DataCount:
     train: int | None = None
     if data.source:
         train = data.count or None
-    elif data.train:
+    elif data.train and not data.is_live:
         rows = count_rows(data.train)
         train = max(0, min(data.count or rows, rows - data.holdout))
     sft = count_rows(recipe.sft.data) if recipe.sft.data else train
@@ -253,8 +254,8 @@ def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
             f"`rollout.over_sampling_batch_size` = {rollout.over_sampling_batch_size} is below "
             f"`rollout.batch_size` = {rollout.batch_size}"
         )
-    if rollout.over_sampling_batch_size and not rollout.dynamic_filter:
-        yield "`rollout.over_sampling_batch_size` has no effect without `rollout.dynamic_filter`"
+    if rollout.over_sampling_batch_size and not rollout.dynamic_filter and not rollout.partial:
+        yield "`rollout.over_sampling_batch_size` has no effect without `rollout.dynamic_filter` or `rollout.partial`"
     if recipe.eval.interval and not recipe.eval.sets and not recipe.data.holdout and run is None:
         yield "`eval.interval` is set, but there is nothing to evaluate on: set `data.holdout` or `eval.sets`"
 
@@ -271,6 +272,8 @@ def check_backends(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`[sglang]` has no effect: the servers in `engine.urls` were started with arguments of their own"
     if recipe.sync.kind == "in_process" and recipe.cluster.backend == "ray":
         yield "`sync.kind` = 'in_process' needs `cluster.backend` = 'local': under Ray they are two processes"
+    if recipe.sync.kind in ("shared_memory", "tensor") and recipe.engine.urls and not recipe.is_one_host:
+        yield f"`sync.kind` = {recipe.sync.kind!r} reaches engines of this machine, some of `engine.urls` are elsewhere"
     own_embedded = recipe.engine.backend == "embedded" and not recipe.engine.urls
     if recipe.sync.kind == "distributed" and recipe.cluster.backend == "local" and own_embedded:
         yield "`sync.kind` = 'distributed' needs `cluster.backend` = 'ray' or `engine.urls`: 'local' is one process"
@@ -292,6 +295,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_model,
     check_names,
     check_reward,
+    check_rollout,
     check_tools,
     check_contradictions,
     check_algorithm,

@@ -31,7 +31,7 @@ def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Whether the installed SGLang knows the arguments, and weights can reach its servers."""
     if recipe.engine.backend != "sglang":
         return
-    if recipe.sync.kind in ("in_process", "shared_memory"):
-        yield f"`sync.kind` = {recipe.sync.kind!r} does not reach SGLang servers; take 'disk' or 'distributed'"
+    if recipe.sync.kind == "in_process":
+        yield "`sync.kind` = 'in_process' does not reach SGLang servers; take 'tensor', 'disk' or 'distributed'"
     if not recipe.engine.urls:
         yield from sglang_problems(recipe)

@@ -145,7 +145,7 @@ def phase_values(
     rows = [("learn", parts["total"] * ranks + held, f"{processes}: the sums above")]
     if recipe.steps:
         kind, copy = recipe.sync_kind(recipe.cluster.backend), spec.weight_bytes(recipe.model.dtype)
-        staged = 0 if kind == "disk" else copy
+        staged = 0 if kind == "disk" else copy  # disk_delta keeps the version before, to compare with
         rows.insert(0, ("collect", resting + held, f"{processes}, without gradients and activations"))
         rows.append(("publish", resting + held + staged, f"as in collect, and a copy of the weights ({kind})"))
     return [Value(group="memory by phase", name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]

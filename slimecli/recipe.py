@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 from slimecli import files
 from slimecli.errors import RecipeError, SlimeError, UsageError, nearest
 from slimecli.flags import expand_sglang, megatron_overrides
-from slimecli.protocols import SyncKind
+from slimecli.protocols import Running, SyncKind
 from slimecli.recipe_algo import AlgoSection, DistillSection
 from slimecli.recipe_engine import ClusterSection, EngineSection, SyncSection
 from slimecli.recipe_live import LiveSection
@@ -93,10 +93,22 @@ class Recipe(Section):
         return tensor * (given.get("pp_size") or given.get("pipeline_parallel_size") or 1)
 
     @property
+    def is_served_elsewhere(self) -> bool:
+        """Whether the run needs no engine: it learns from served conversations, and measures and pushes nothing."""
+        return self.data.is_live and not self.engine.urls and not self.eval.interval
+
+    @property
     def is_one_host(self) -> bool:
         """Whether trainer and engines are all on this machine: no cluster is joined, and no engine is elsewhere."""
         hosts = {urlsplit(url).hostname for url in self.engine.urls}
         return not self.cluster.address and hosts <= {"127.0.0.1", "localhost", "::1"}
+
+    @property
+    def running_requests(self) -> Running:
+        """What becomes of answers under way when new weights come."""
+        if self.sync.running != "auto":
+            return self.sync.running
+        return "continue" if self.rollout.fully_async else "finish"
 
     def sync_kind(self, backend: str) -> SyncKind:
         """The way of weight sync on a cluster backend: `sync.kind`, or for `auto` the quickest that reaches.

@@ -1,8 +1,9 @@
 """A folder of weight versions: now and then all weights, else the changes since the version before (disk_delta).
 
 chain.json lists them: {"format": 1, "links": [{"version", "kind": "full" or "changes", "folder", "fingerprint",
-"base_version", "bytes"}]}. Who holds a version that is in the chain applies the changes after it; who does not (a new
-engine, or one that was restarted) takes the last whole version first. What is held is known by its fingerprint.
+"base_version", "base_fingerprint", "bytes"}]}. Who holds a version that is in the chain applies the changes after it;
+who does not (a new engine, or one that was restarted) takes the last whole version first. What is held is known by its
+fingerprint.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from slimecli.weights.hf import HfFolder, save_hf_folder, tensor_bytes
 
 FORMAT = 1
 NAME = "chain.json"
+ROOM = 1.0
+"""changes since the last whole version that take this share of it make a new one"""
+MOST = 64
+"""so many changes in a row make one as well: a new engine has to apply them all"""
 WHOLE = "whole"
 """folder, beside the versions, in which all weights of one version are kept for servers that cannot apply changes"""
 Pairs = Iterable[tuple[str, torch.Tensor]]
@@ -37,7 +42,8 @@ class Link:
     folder: str
     fingerprint: str
     base_version: int = -1
-    """changes: the version that they are from"""
+    """changes: the version that they are from, and its fingerprint"""
+    base_fingerprint: str = ""
     bytes: int = 0
 
 
@@ -81,6 +87,8 @@ class Chain:
             if changes is None:
                 break
             back.append(changes)
+            if changes.base_fingerprint == held:
+                return back[::-1]
             at = changes.base_version
         if whole is None:
             raise SlimeError(f"{self.folder} does not lead to version {version}", "stage the weights again")
@@ -120,7 +128,7 @@ class Staged:
 def stage(pairs: Pairs, *, version: int, folder: Path, like: Path) -> Staged:
     """Add a version to the chain of a folder: changes if the version before was staged by this process, else all.
 
-    All weights are written besides the changes once the changes since the last whole version take as much room.
+    All weights are written besides the changes once those since the last whole version are many, or take as much room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = _snapshots.pop(str(folder), None)
@@ -139,7 +147,7 @@ def stage(pairs: Pairs, *, version: int, folder: Path, like: Path) -> Staged:
         total = sum(t.nbytes for t in fresh.values())
         fraction = told["changed"] / max(told["elements"], 1)
         staged = Staged(mark=mark, bytes=total, written=told["bytes"], changed=fraction)
-        if _since_whole(chain) >= total:
+        if _is_long(chain, total):
             chain.links.append(_stage_whole(fresh.items(), version, folder, like)[1])
             staged = replace(staged, written=staged.written + total)
     chain.write()
@@ -197,14 +205,15 @@ def _stage_changes(pairs: Pairs, before: _Snapshot, version: int, folder: Path) 
 
 
 def _changes_link(told: dict[str, Any]) -> Link:
-    names = ("version", "fingerprint", "base_version", "bytes")
+    names = ("version", "fingerprint", "base_version", "base_fingerprint", "bytes")
     return Link(kind="changes", folder=f"d{told['version']:06d}", **{name: told[name] for name in names})
 
 
-def _since_whole(chain: Chain) -> int:
-    """Bytes of changes since the last whole version."""
+def _is_long(chain: Chain, total: int) -> bool:
+    """Whether a new engine would have too much to apply."""
     whole = max(link.version for link in chain.links if link.kind == "full")
-    return sum(link.bytes for link in chain.links if link.kind == "changes" and link.version > whole)
+    since = [link.bytes for link in chain.links if link.kind == "changes" and link.version > whole]
+    return sum(since) >= ROOM * total or len(since) >= MOST
 
 
 def _prune(chain: Chain) -> None:

@@ -110,7 +110,7 @@ def _planes(octets: Bytes, width: int) -> Bytes:
 
 
 def _unplaned(octets: Bytes, width: int) -> Bytes:
-    return np.ascontiguousarray(octets.reshape(width, -1).T).reshape(-1)
+    return np.array(octets.reshape(width, -1).T, order="C").reshape(-1)
 
 
 class Delta:

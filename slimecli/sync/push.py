@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slimecli.engines.http_errors import EngineUnreachableError
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, Running
 from slimecli.sync import shared_memory
@@ -25,6 +26,8 @@ class Outcome:
     """what it answered; None: nothing"""
     trouble: str
     """why it must not be used; empty: it holds what was staged"""
+    is_lost: bool = False
+    """it is dead or silent, as opposed to one that says no, or holds something else"""
 
 
 async def push(
@@ -32,7 +35,7 @@ async def push(
     staged: StagedWeights,
     timeout_s: float,
     *,
-    running: Running = "finish",
+    running: Running | None = None,
 ) -> list[WeightReceipt]:
     """Update all engines at the same time; one receipt each, compared with what was staged.
 
@@ -42,16 +45,22 @@ async def push(
     if not engines:
         raise SlimeError("no engine to push weights to", "set engine.replicas or engine.urls")
     outcomes = await push_each(engines, staged, timeout_s, running=running)
-    if problems := [f"{o.name}: {o.trouble}" for o in outcomes if o.trouble]:
-        raise SlimeError(
-            f"weight sync to version {staged.update.version} failed: " + "; ".join(problems),
-            "the engine's log has more; a resume continues from the last checkpoint",
-        )
+    if any(o.trouble for o in outcomes):
+        raise sync_error(staged, outcomes)
     return [o.receipt for o in outcomes if o.receipt is not None]
 
 
+def sync_error(staged: StagedWeights, outcomes: Sequence[Outcome]) -> SlimeError:
+    """Names every engine that does not hold what was staged."""
+    problems = "; ".join(f"{o.name}: {o.trouble}" for o in outcomes if o.trouble)
+    return SlimeError(
+        f"weight sync to version {staged.update.version} failed: {problems}",
+        "the engine's log has more; a resume continues from the last checkpoint",
+    )
+
+
 async def deliver(
-    engine: RolloutEngine, staged: StagedWeights, timeout_s: float, *, running: Running = "finish"
+    engine: RolloutEngine, staged: StagedWeights, timeout_s: float, *, running: Running | None = None
 ) -> list[WeightReceipt]:
     """`push` to all engines behind one: a pool that replaces engines by itself (`take_weights`) decides what a failure
     means, any other has all of its engines pushed to."""
@@ -63,7 +72,7 @@ async def deliver(
 
 
 async def push_each(
-    engines: Sequence[RolloutEngine], staged: StagedWeights, timeout_s: float, *, running: Running = "finish"
+    engines: Sequence[RolloutEngine], staged: StagedWeights, timeout_s: float, *, running: Running | None = None
 ) -> list[Outcome]:
     """`push` for who decides by himself what becomes of an engine that failed: one outcome each, nothing is raised.
 
@@ -71,12 +80,14 @@ async def push_each(
     `distributed` must be staged again.
 
     Args:
-        running: what becomes of requests that run.
+        running: what becomes of requests that run; None: what the staged update says.
     """
     if staged.update.manifest is not None:
         shared_memory.release_at_exit(staged.update.manifest)
-    asked = replace(staged.update, in_flight=running == "continue", abort_running=running == "abort")
-    staged = replace(staged, update=asked)
+    if running is not None:
+        asked = replace(staged.update, in_flight=running == "continue", abort_running=running == "abort")
+        staged = replace(staged, update=asked)
+    asked = staged.update
     if asked.kind == "distributed":
         from slimecli.sync.distributed import push as push_group
 
@@ -90,7 +101,8 @@ async def push_each(
         if isinstance(answer, WeightReceipt) and answer.fingerprint not in ("", staged.fingerprint):
             trouble += await _differences(engine, staged, timeout_s)
         receipt = answer if isinstance(answer, WeightReceipt) else None
-        outcomes.append(Outcome(index=i, name=name_of(i, engine), receipt=receipt, trouble=trouble))
+        lost = isinstance(answer, TimeoutError | EngineUnreachableError)
+        outcomes.append(Outcome(index=i, name=name_of(i, engine), receipt=receipt, trouble=trouble, is_lost=lost))
     return outcomes
 
 
