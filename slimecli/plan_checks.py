@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slimecli import files, headers
-from slimecli.data_tools.formats import split_slice
+from slimecli.data_tools.folders import SUFFIXES
+from slimecli.data_tools.formats import HUB, data_files, read_rows, split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm, check_distillation
-from slimecli.plan_layout import check_megatron, check_sglang
+from slimecli.plan_layout import check_megatron, check_placement, check_sglang
 from slimecli.plan_reward import check_reward
 from slimecli.plan_rollout import check_rollout
 from slimecli.plan_spec import model_spec
@@ -38,17 +39,23 @@ class DataCount:
     """demonstrations; None: not known, or no SFT stage"""
 
 
-def count_rows(text: str) -> int:
-    """Rows of a .jsonl or .parquet file, slice applied. Lines are counted, not parsed."""
+def count_rows(text: str) -> int | None:
+    """Rows of a file or folder, slice applied; None for a data set on the hub. Lines are counted, not parsed."""
     path, part = split_slice(text)
-    if path.suffix == ".parquet":
+    if str(path).startswith(HUB):
+        return None
+    return len(range(sum(_rows_of(file) for file in data_files(path)))[part])
+
+
+def _rows_of(file: Path) -> int:
+    if file.suffix == ".parquet":
         from pyarrow import parquet
 
-        total = int(parquet.read_metadata(path).num_rows)
-    else:
-        with path.open("rb") as handle:
-            total = sum(bool(line.strip()) for line in handle)
-    return len(range(total)[part])
+        return int(parquet.read_metadata(file).num_rows)
+    if file.suffix != ".jsonl":
+        return sum(1 for _ in read_rows(str(file)))
+    with file.open("rb") as handle:
+        return sum(bool(line.strip()) for line in handle)
 
 
 def file_problem(field: str, text: str) -> str:
@@ -57,8 +64,16 @@ def file_problem(field: str, text: str) -> str:
         path, _ = split_slice(text)
     except SlimeError as error:
         return f"`{field}`: {error.what}"
-    if path.suffix not in _SUFFIXES:
-        return f"`{field}` = {text!r}: not a {' or '.join(_SUFFIXES)} file"
+    if str(path).startswith(HUB):
+        return ""
+    if Path(str(path).partition("#")[0]).is_dir():
+        try:
+            data_files(path)
+        except SlimeError as error:
+            return f"`{field}`: {error.what}"
+        return ""
+    if path.suffix not in SUFFIXES:
+        return f"`{field}` = {text!r}: not a {' or '.join(SUFFIXES)} file, nor a folder of them"
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         return f"`{field}` = {text!r}: there is no such file{nearest(path.name, siblings)}"
@@ -133,7 +148,7 @@ def count_data(recipe: Recipe) -> DataCount:
         train = data.count or None
     elif data.train and not data.is_live:
         rows = count_rows(data.train)
-        train = max(0, min(data.count or rows, rows - data.holdout))
+        train = None if rows is None else max(0, min(data.count or rows, rows - data.holdout))
     sft = count_rows(recipe.sft.data) if recipe.sft.data else train
     return DataCount(train=train, sft=sft if recipe.sft.steps else None)
 
@@ -302,6 +317,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_distillation,
     check_backends,
     check_megatron,
+    check_placement,
     check_sglang,
 )
 """every check that needs nothing but the recipe and the run directory"""

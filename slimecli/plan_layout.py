@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from slimecli.engines.sglang.arguments import problems_of as sglang_problems
 from slimecli.errors import SlimeError
+from slimecli.placement import demand_of
 from slimecli.plan_machine import gpu_memories
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.trainers.megatron.arguments import problems_of
+from slimecli.trainers.megatron.layout import group_size
 
 
 def check_megatron(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
@@ -35,3 +37,23 @@ def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`sync.kind` = 'in_process' does not reach SGLang servers; take 'tensor', 'disk' or 'distributed'"
     if not recipe.engine.urls:
         yield from sglang_problems(recipe)
+
+
+def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Whether trainer and engines can be laid over GPUs as asked. How many there are is known when a cluster is joined."""
+    try:
+        group = group_size(recipe.megatron) if recipe.trainer.backend == "megatron" else 1
+    except (TypeError, ValueError):
+        return  # told by the check of Megatron's arguments
+    problem = demand_of(recipe, group, gpus=0).problem() if group > 0 else ""
+    if problem:
+        yield f"`cluster.placement` = {recipe.cluster.placement!r}: {problem}"
+    if recipe.cluster.placement != "colocated" or not recipe.steps:
+        return
+    if recipe.engine.urls:
+        yield "`cluster.placement` = 'colocated': engines that already run (`engine.urls`) cannot share the trainer's GPUs"
+    if recipe.rollout.overlaps:
+        yield (
+            "`cluster.placement` = 'colocated': trainer and engines take turns, and `rollout.max_staleness` or "
+            "`rollout.fully_async` has them work at the same time; set it to 'disaggregated'"
+        )

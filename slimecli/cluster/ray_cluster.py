@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slimecli import env
 from slimecli.cluster.actors import EngineHost, TrainerHost
-from slimecli.cluster.placement import Demand, Node, place_ranks
 from slimecli.cluster.ray_trainer import TrainerGroup
 from slimecli.cluster.ray_wait import wait
 from slimecli.cluster.reservation import Reservation, places_of
 from slimecli.errors import SlimeError
+from slimecli.placement import Node, demand_of, place_ranks
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -29,7 +28,7 @@ class RayCluster:
         self._trainers: TrainerGroup | None = None
         self._reservation: Reservation | None = None
         self._started_ray = _start_ray(recipe)
-        self._demand = demand_of(recipe, _gpu_count())
+        self._demand = demand_of(recipe, _closest_group(recipe), _gpu_count())
         self.colocated = self._demand.colocate
         """trainer and engines share GPUs, and take turns"""
 
@@ -110,20 +109,6 @@ def _closest_group(recipe: Recipe) -> int:
     from slimecli.trainers.megatron.layout import group_size
 
     return group_size(recipe.megatron)
-
-
-def demand_of(recipe: Recipe, gpus: int) -> Demand:
-    """What a run asks of a cluster that has so many GPUs; where both do not fit, trainer and engines share them."""
-    served_here = recipe.steps > 0 and not recipe.engine.urls
-    demand = Demand(
-        ranks=recipe.trainer.processes,
-        group=_closest_group(recipe),
-        engines=(recipe.gpus_per_engine,) * recipe.engine.replicas * served_here,
-        colocate=recipe.cluster.placement == "colocated",
-    )
-    if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):
-        return replace(demand, colocate=True)
-    return demand
 
 
 def _gpu_count() -> int:

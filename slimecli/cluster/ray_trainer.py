@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slimecli.cluster.placement import Place
 from slimecli.cluster.ray_wait import wait
+from slimecli.placement import Place
 from slimecli.protocols import ModelName, SyncKind
 from slimecli.recipe import Recipe
 from slimecli.sync.stage import StagedWeights

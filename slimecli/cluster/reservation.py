@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from slimecli import console
-from slimecli.cluster.placement import Bundle, Demand, Place, assign
 from slimecli.cluster.ray_wait import wait
 from slimecli.errors import SlimeError, UsageError
+from slimecli.placement import Bundle, Demand, Place, assign
 
 _TELL_AFTER_S = 20.0
 """silence after which the wait is explained to the person watching, and between two such lines"""

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "samples",
         "headers",
         "flags",
+        "placement",
     ),
     ("algos", "batch"),
     ("engines", "trainers", "sync", "cluster", "weights", "rollout", "shim", "tools", "agents", "serving", "observe", "clock"),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slimecli.cluster.placement import Bundle, Demand, Node, Place, assign, place_ranks
-from slimecli.cluster.ray_cluster import demand_of
 from slimecli.errors import UsageError
+from slimecli.placement import Bundle, Demand, Node, Place, assign, demand_of, place_ranks
 from slimecli.recipe import load_recipe
 
 FAR, NEAR = Node("far", "10.0.0.10", 4), Node("near", "10.0.0.9", 4)
@@ -86,7 +85,7 @@ def test_colocated_engines_lie_across_the_trainers_gpus():
 )
 def test_who_shares_gpus(gpus, placement, colocate):
     recipe = load_recipe("", (f"cluster.placement={placement}",))
-    assert demand_of(recipe, gpus).colocate is colocate
+    assert demand_of(recipe, 1, gpus).colocate is colocate
 
 
 def test_an_engine_counts_its_gpus():

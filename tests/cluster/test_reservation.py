@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster as RayNodes
 from slimecli import env
 from slimecli.cluster import ray_cluster, reservation
-from slimecli.cluster.placement import Demand
+from slimecli.placement import Demand, demand_of
 from slimecli.cluster.ray_cluster import RayCluster
 from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
@@ -63,7 +63,7 @@ while ray.available_resources().get("GPU") != 8.0 and time.monotonic() < end:
 assert ray.available_resources()["GPU"] == 8.0, "all are given back"
 
 shared = load_recipe("", ("trainer.processes=8", "engine.replicas=2", "engine.backend=sglang", "sglang.tp=4", sets[0]))
-assert ray_cluster.demand_of(shared, 8).colocate and ray_cluster.demand_of(shared, 8).bundles() == [4, 4]
+assert demand_of(shared, 4, 8).colocate and demand_of(shared, 4, 8).bundles() == [4, 4]
 ray.shutdown()
 nodes.shutdown()
 print("held")

@@ -11,7 +11,7 @@ from slimecli import env
 from slimecli.cluster.ray_cluster import _start_ray
 from slimecli.cluster.ray_trainer import TrainerGroup
 from slimecli.cluster.ray_wait import wait
-from slimecli.cluster.placement import Place
+from slimecli.placement import Place
 from slimecli.errors import GateError, SlimeError
 from slimecli.recipe import load_recipe
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slimecli.errors import UsageError
+from slimecli.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,24 @@ def _numbered(processes: Sequence[tuple[str, tuple[int, ...]]]) -> list[Place]:
         seen[node] = seen.get(node, -1) + 1
         places.append(Place(node, seen[node], gpus))
     return places
+
+
+def demand_of(recipe: Recipe, group: int, gpus: int) -> Demand:
+    """What a run asks of a cluster that has so many GPUs; where both do not fit, trainer and engines share them.
+
+    Args:
+        group: neighbouring ranks that stay on one machine.
+    """
+    served_here = recipe.steps > 0 and not recipe.engine.urls
+    demand = Demand(
+        ranks=recipe.trainer.processes,
+        group=group,
+        engines=(recipe.gpus_per_engine,) * recipe.engine.replicas * served_here,
+        colocate=recipe.cluster.placement == "colocated",
+    )
+    if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):
+        return replace(demand, colocate=True)
+    return demand
 
 
 def place_ranks(processes: int, group: int, nodes: Sequence[Node]) -> list[Place]:

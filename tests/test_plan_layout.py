@@ -1,0 +1,43 @@
+"""What is wrong with how trainer and engines are to be laid over GPUs."""
+
+import pytest
+
+from slimecli.plan_layout import check_placement
+from slimecli.recipe import load_recipe
+
+COLOCATED = "cluster.placement=colocated"
+TP2 = ("trainer.backend=megatron", "trainer.processes=4", "megatron.tensor-model-parallel-size=2")
+
+
+def problems(*overrides):
+    return list(check_placement(load_recipe("", overrides), None))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((*TP2[:2], "megatron.tensor-model-parallel-size=3"), "4 trainer processes are not whole groups of 3"),
+        ((COLOCATED, *TP2, "engine.backend=sglang", "sglang.tp=3"), "of 2, 3 GPUs do not share out evenly"),
+        ((COLOCATED, "engine.urls=['http://x']"), "cannot share the trainer's GPUs"),
+        ((COLOCATED, "rollout.max_staleness=1"), "have them work at the same time"),
+    ],
+)
+def test_each_contradiction_is_the_one_problem_told(overrides, expected):
+    (problem,) = problems(*overrides)
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        (COLOCATED,),
+        (COLOCATED, *TP2, "engine.backend=sglang", "sglang.tp=4"),
+        ("rollout.max_staleness=1",),
+        ("cluster.placement=disaggregated", *TP2, "engine.backend=sglang", "sglang.tp=3"),
+        ("trainer.backend=megatron", "megatron.tensor-model-parallel-size=x"),
+        ("trainer.backend=megatron", "megatron.tensor-model-parallel-size=0"),
+    ],
+)
+def test_what_goes_together_is_let_through(overrides):
+    assert problems(*overrides) == []
