@@ -40,7 +40,7 @@ def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 
 
 def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
-    """Whether trainer and engines can be laid over GPUs as asked. How many there are is known when a cluster is joined."""
+    """Whether trainer and engines can be laid over GPUs as asked. How many there are only a cluster knows."""
     try:
         group = group_size(recipe.megatron) if recipe.trainer.backend == "megatron" else 1
     except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     if recipe.cluster.placement != "colocated" or not recipe.steps:
         return
     if recipe.engine.urls:
-        yield "`cluster.placement` = 'colocated': engines that already run (`engine.urls`) cannot share the trainer's GPUs"
+        yield "`cluster.placement` = 'colocated': engines that already run (`engine.urls`) share no GPUs with a trainer"
     if recipe.rollout.overlaps:
         yield (
             "`cluster.placement` = 'colocated': trainer and engines take turns, and `rollout.max_staleness` or "

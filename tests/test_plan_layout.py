@@ -18,8 +18,8 @@ def problems(*overrides):
     [
         ((*TP2[:2], "megatron.tensor-model-parallel-size=3"), "4 trainer processes are not whole groups of 3"),
         ((COLOCATED, *TP2, "engine.backend=sglang", "sglang.tp=3"), "of 2, 3 GPUs do not share out evenly"),
-        ((COLOCATED, "engine.urls=['http://x']"), "cannot share the trainer's GPUs"),
-        ((COLOCATED, "rollout.max_staleness=1"), "have them work at the same time"),
+        ((COLOCATED, "engine.urls=['http://x']"), "share no GPUs with a trainer"),
+        ((COLOCATED, "rollout.max_staleness=1"), "has them work at the same time"),
     ],
 )
 def test_each_contradiction_is_the_one_problem_told(overrides, expected):
