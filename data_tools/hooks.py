@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slimecli import compat
 from slimecli.errors import UsageError, nearest
+from slimecli.static import module_file
 
 _FORMS = "write `file.py:function`, `package.module:function` or `package.module.function`"
 
@@ -28,7 +30,8 @@ def load_hook(path: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"{path!r} is a {type(function).__name__}, not a function", _FORMS)
     _check_signature(function, path, parameters)
-    return function  # type: ignore[no-any-return]
+    hook: Callable[..., Any] = compat.as_hook(function)
+    return hook
 
 
 def load_object(path: str) -> Any:
@@ -61,15 +64,31 @@ def _load_file(file: Path, path: str) -> ModuleType:
     name = f"slime_hook_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
+    try:
+        return _execute(name, file, as_plugin=compat.needs_slime(file))
+    except Exception as error:
+        if not compat.lacks_slime(error):
+            raise _import_failed(path, error) from error
+    try:
+        return _execute(name, file, as_plugin=True)
+    except Exception as error:
+        raise _import_failed(path, error) from error
+
+
+def _execute(name: str, file: Path, *, as_plugin: bool) -> ModuleType:
+    """Run a file as a new module; one that fails is not kept."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        if as_plugin:
+            compat.run_as_plugin(module, file)
+        else:
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise _import_failed(path, error) from error
+        raise
     return module
 
 
@@ -78,7 +97,7 @@ def _load_module(name: str, path: str) -> ModuleType:
     if here not in sys.path:  # a console script does not search the current folder, `python -m` does
         sys.path.append(here)
     try:
-        return importlib.import_module(name)
+        return _import(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise _import_failed(path, error) from error
@@ -87,6 +106,19 @@ def _load_module(name: str, path: str) -> ModuleType:
         ) from error
     except Exception as error:
         raise _import_failed(path, error) from error
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module, as a plugin where it is written for slime."""
+    file = module_file(name)
+    if file is None or not compat.needs_slime(file):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if file is None or not compat.lacks_slime(error):
+                raise
+    with compat.plugin_imports(file):
+        return importlib.import_module(name)
 
 
 def _import_failed(path: str, error: Exception) -> UsageError:

@@ -63,9 +63,14 @@ def dapo(response: str, label: str | None, metadata: dict[str, Any]) -> dict[str
         raise DataError(
             f"reward dapo compares integers, and the label is {label!r}", "use reward.type = math"
         ) from None
-    found = _DAPO_ANSWER.findall(response[-_DAPO_TAIL:])
-    right = bool(found) and _normalise_dapo(found[-1]) == str(int(number))
+    right = dapo_answer(response) == str(int(number))
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def dapo_answer(response: str) -> str | None:
+    """What stands after the last `Answer:`, normalised."""
+    found = _DAPO_ANSWER.findall(response[-_DAPO_TAIL:])
+    return _normalise_dapo(found[-1]) if found else None
 
 
 def _normalise_dapo(text: str) -> str:

@@ -47,13 +47,13 @@ def em(response: str, label: str | None, metadata: dict[str, Any]) -> float:
     """1.0 when the answer equals any of metadata.golds (else the label): no case, punctuation or articles (SQuAD)."""
     golds = [str(g) for g in metadata.get("golds") or [_needed(label, "em")]]
     answer = extract(response, metadata)
-    return float(answer is not None and _words(answer) in [_words(gold) for gold in golds])
+    return float(answer is not None and words(answer) in [words(gold) for gold in golds])
 
 
 def f1(response: str, label: str | None, metadata: dict[str, Any]) -> float:
     """Token F1 of SQuAD between answer and label: no case, punctuation or articles; yes/no must match exactly."""
-    wanted = _words(_needed(label, "f1"))
-    given = _words(extract(response, metadata) or "")
+    wanted = words(_needed(label, "f1"))
+    given = words(extract(response, metadata) or "")
     if given == wanted:
         return 1.0
     if " ".join(wanted) in _CLOSED or " ".join(given) in _CLOSED:
@@ -65,5 +65,5 @@ def f1(response: str, label: str | None, metadata: dict[str, Any]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

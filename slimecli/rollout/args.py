@@ -60,6 +60,11 @@ FLAGS: dict[str, str] = {
     "num_steps_per_rollout": "trainer.steps_per_rollout",
     "max_tokens_per_gpu": "trainer.max_tokens_per_micro_batch",
     "lr": "trainer.lr",
+    "partial_rollout": "rollout.partial",
+    "mask_offpolicy_in_partial_rollout": "rollout.mask_off_policy_tokens",
+    "eval_temperature": "eval.temperature",
+    "eval_top_p": "eval.top_p",
+    "eval_top_k": "eval.top_k",
     "n_samples_per_eval_prompt": "eval.n_samples_per_prompt",
     "eval_interval": "eval.interval",
 }
@@ -76,6 +81,16 @@ DERIVED: dict[str, Callable[[Recipe], Any]] = {
     "use_rollout_logprobs": lambda r: r.algo.old_log_probs == "engine",
     "use_tis": lambda r: r.algo.correction.level != "none",
     "use_opsm": lambda r: r.algo.opsm_delta > 0,
+    "eval_max_response_len": lambda r: r.eval.max_response_tokens or r.rollout.max_response_tokens,
+    "apply_chat_template_kwargs": lambda r: {},
+    "rollout_skip_special_tokens": lambda r: True,
+    "multimodal_keys": lambda r: None,
+    "use_rollout_routing_replay": lambda r: False,
+    "sglang_enable_deterministic_inference": lambda r: True,
+    "sglang_speculative_algorithm": lambda r: None,
+    "sglang_router_policy": lambda r: "consistent_hashing",
+    "router_policy": lambda r: "consistent_hashing",
+    "ci_test": lambda r: False,
 }
 """slime's flag name -> what the recipe says about it in other words"""
 
@@ -104,16 +119,39 @@ class HookArgs:
         fixed |= {"engine": engine, "tokenizer": tokenizer}
         fixed |= {"hf_checkpoint": model_dir} if model_dir else {}
         object.__setattr__(self, "_fixed", fixed)
+        object.__setattr__(self, "_own", None)
 
     def with_recipe(self, recipe: Recipe) -> HookArgs:
         """The same, of another recipe."""
         other = HookArgs(recipe)
-        other._fixed.update({**self._fixed, "recipe": recipe})
+        kept = {k: v for k, v in self._fixed.items() if k not in ("plugins", "reward", "generate_state")}
+        other._fixed.update({**kept, "recipe": recipe})
         return other
+
+    def for_plugins(self) -> HookArgs:
+        """The same with room for a plugin's own values, as slime's namespace has; one for all plugins."""
+        if self._own is not None:
+            return self
+        if "plugins" not in self._fixed:
+            self._fixed["plugins"] = self.__copy__()
+        shared: HookArgs = self._fixed["plugins"]
+        return shared
+
+    def __copy__(self) -> HookArgs:
+        """A copy takes values of its own; the recipe, the engine and the tokenizer stay shared."""
+        other = HookArgs(self.recipe)
+        object.__setattr__(other, "_fixed", self._fixed)
+        object.__setattr__(other, "_own", dict(self._own or {}))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HookArgs:
+        return self.__copy__()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if self._own is not None and name in self._own:
+            return self._own[name]
         if name in self._fixed:
             return self._fixed[name]
         if name in DERIVED:
@@ -127,4 +165,9 @@ class HookArgs:
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise SlimeError(f"a hook tried to set args.{name}", "args is read-only; keep state in your own module")
+        if self._own is None:
+            raise SlimeError(
+                f"a hook tried to set args.{name}",
+                "args is read-only; keep state in your own module, or in a copy of args",
+            )
+        self._own[name] = value
