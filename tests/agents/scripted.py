@@ -85,6 +85,6 @@ def http(url: str, payload: Any = None, headers: Mapping[str, str] | None = None
             if answer.headers.get_content_type() == "text/event-stream":
                 lines = [x.removeprefix("data: ") for x in text.split("\n") if x.startswith("data: ")]
                 return answer.status, [json.loads(x) for x in lines if x != "[DONE]"], answer.headers
-            return answer.status, json.loads(text), answer.headers
+            return answer.status, json.loads(text or "null"), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read()), error.headers

@@ -1,0 +1,87 @@
+"""Several engines behind one address: processes of their own, replaced when they die, gone when the server is."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agents.scripted import http
+from tests.models import tiny_model
+
+ROOT = Path(__file__).parents[2]
+KEY = {"Authorization": "Bearer s3cret"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    model = tiny_model(tmp_path_factory.mktemp("model"))
+    words = ["serve", "--model", str(model), "--port", "0", "--replicas", "2", "--router", "builtin"]
+    words += ["--api-key-env", "SERVE_KEY", "--set", "engine.max_context=400", "--set", "engine.slots=8"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "SERVE_KEY": "s3cret", "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", "from slimecli.cli import main; main()", *words]
+    process = subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    url = json.loads(process.stdout.readline() or json.dumps({"url": process.stderr.read()}))["url"]
+    yield process, url
+    process.kill()
+    process.wait()
+
+
+def chat(url, text, **more):
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "ignore_eos": True, **more}
+    status, answer, _ = http(f"{url}/v1/chat/completions", body, KEY)
+    assert status == 200, answer
+    return answer
+
+
+def children(pid):
+    """Process number -> command line of everything that a process started."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            line = (path.parent / "cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found[int(path.parent.name)] = line
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
+    process, url = served
+    own = children(process.pid)
+    engines = [pid for pid, line in own.items() if "slimecli.engines.embedded" in line]
+    assert len(engines) == 2 and len(own) == 3, "two engines and a router"
+    assert not any("s3cret" in word for line in own.values() for word in line), "no key shows in ps"
+    assert "s3cret" not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert http(f"{url}/v1/models")[0] == 401 and http(f"{url}/health", headers=KEY)[0] == 200
+    assert http(f"{url}/v1/models", headers={"x-api-key": "s3cret"})[1]["data"][0]["max_model_len"] == 400
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: chat(url, "same", temperature=0), range(16)))
+    assert len({a["choices"][0]["message"]["content"] for a in answers}) == 1
+    body = {"messages": [{"role": "user", "content": "same"}], "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    _, events, _ = http(f"{url}/v1/chat/completions", {**body, "stream": True}, KEY)
+    said = [e["choices"][0]["delta"].get("content", "") for e in events]
+    assert "".join(said) == answers[0]["choices"][0]["message"]["content"] and len(events) > 3, "token by token"
+    claude = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    assert http(f"{url}/v1/messages", claude, KEY)[1]["usage"]["output_tokens"] > 0
+
+    os.kill(engines[0], signal.SIGKILL)
+    for _ in range(10):
+        chat(url, "go on")
+        time.sleep(0.1)
+    deadline = time.monotonic() + 120
+    while sum("slimecli.engines.embedded" in line for line in children(process.pid).values()) < 2:
+        assert time.monotonic() < deadline, "a new engine takes its place"
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in own)
