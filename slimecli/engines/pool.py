@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from slimecli.engines.router.policies import rendezvous
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, WeightUpdate
 from slimecli.types import WeightReceipt
@@ -47,19 +47,34 @@ class EnginePool:
                 raise answer
         return [reply for answer in answers if isinstance(answer, list) for reply in answer]
 
+    def _usable(self) -> list[int]:
+        """Numbers of the engines that can be asked."""
+        return list(range(len(self.engines)))
+
     def _pick(self, key: Any) -> int:
+        usable = self._usable()
         if key is not None:
-            return zlib.crc32(str(key).encode()) % len(self.engines)
-        return min(range(len(self.engines)), key=lambda i: self._load[i])
+            return usable[rendezvous(str(key), [str(i) for i in usable])]
+        return min(usable, key=lambda i: self._load[i])
 
     def _shares(self, count: int) -> list[int]:
         """Answers per engine: as even as possible, the idlest engines first."""
-        size, rest = divmod(count, len(self.engines))
-        order = sorted(range(len(self.engines)), key=lambda i: self._load[i])
-        return [size + (order.index(i) < rest) for i in range(len(self.engines))]
+        order = sorted(self._usable(), key=lambda i: self._load[i])
+        size, rest = divmod(count, len(order))
+        shares = [0] * len(self.engines)
+        for place, index in enumerate(order):
+            shares[index] = size + (place < rest)
+        return shares
 
     async def _ask(self, index: int, payload: Mapping[str, Any], count: int) -> Any:
         self._load[index] += count
+        try:
+            return await self._call(index, payload)
+        finally:
+            self._load[index] -= count
+
+    async def _call(self, index: int, payload: Mapping[str, Any]) -> Any:
+        """One engine's answer, or its error with its name."""
         try:
             return await self.engines[index].generate(payload)
         except SlimeError as error:
@@ -67,20 +82,24 @@ class EnginePool:
             if len(self.engines) == 1 or (url and url in error.what):
                 raise
             raise type(error)(f"{self._name(index)}: {error.what}", error.fix) from error
-        finally:
-            self._load[index] -= count
 
     async def _all(self, act: Callable[[RolloutEngine], Awaitable[Any]], doing: str) -> list[Any]:
-        """Every engine; all are awaited before the first failure is raised."""
-        answers = await asyncio.gather(*(act(e) for e in self.engines), return_exceptions=True)
-        wrong = [(i, a) for i, a in enumerate(answers) if isinstance(a, BaseException)]
+        """Every usable engine; all are awaited before the first failure is raised."""
+        usable = self._usable()
+        answers = await asyncio.gather(*(act(self.engines[i]) for i in usable), return_exceptions=True)
+        wrong = [(i, a) for i, a in zip(usable, answers, strict=True) if isinstance(a, BaseException)]
         for _, error in wrong:
             if not isinstance(error, SlimeError):
                 raise error
+        wrong = [(i, a) for i, a in wrong if not self._excuses(i, a)]
         if wrong:
             told = "; ".join(f"{self._name(i)}: {getattr(e, 'what', e)}" for i, e in wrong)
-            raise SlimeError(f"{doing} failed on {len(wrong)} of {len(self.engines)} engines: {told}", "see their logs")
-        return list(answers)
+            raise SlimeError(f"{doing} failed on {len(wrong)} of {len(usable)} engines: {told}", "see their logs")
+        return [a for a in answers if not isinstance(a, BaseException)]
+
+    def _excuses(self, index: int, error: BaseException) -> bool:
+        """Whether an engine's failure in a control call is dealt with."""
+        return False
 
     async def update_all(self, update: WeightUpdate) -> list[WeightReceipt]:
         """Update every engine; one receipt each."""

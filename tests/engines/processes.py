@@ -77,6 +77,10 @@ class Stock:
             self._all.append(start_engine(self.model))
         return self._all[:count]
 
+    def adopt(self, engine: EngineProcess) -> None:
+        """One that a test started: it ends with the others."""
+        self._all.append(engine)
+
     def close(self) -> None:
         """Kill all of them."""
         for engine in self._all:

@@ -1,0 +1,84 @@
+"""What a supervised pool knows of its engines, and what it does about those that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from slimecli.errors import SlimeError
+
+if TYPE_CHECKING:
+    from slimecli.recipe import Recipe
+
+
+class EnginesLostError(SlimeError):
+    """An engine is lost and the recipe says to stop, or none is left: nothing more can be generated."""
+
+
+class Front(Protocol):
+    """A router that must know which engines there are."""
+
+    url: str
+
+    def add(self, url: str) -> None:
+        """A new engine."""
+
+    def remove(self, url: str) -> None:
+        """One that is gone."""
+
+    def close(self) -> None:
+        """Stop it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is done about an engine that dies or falls silent."""
+
+    restart: bool = True
+    max_restarts: int = 3
+    interval_s: float = 5.0
+    """between two looks at an engine that has requests in flight (seconds)"""
+    deadline_s: float = 60.0
+    """silence after which it is given up (seconds)"""
+    retries: int = 2
+    """further engines that a request is given to"""
+    start_timeout_s: float = 300.0
+    """how long requests wait for an engine when none is there, beyond what restarts take (seconds)"""
+    sync_timeout_s: float = 300.0
+    """deadline for a new engine to take the current weights (seconds)"""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Policy:
+        """As a recipe has it."""
+        section = recipe.engine
+        return cls(
+            restart=section.on_failure == "restart",
+            max_restarts=section.max_restarts,
+            interval_s=section.health_interval_s,
+            deadline_s=section.health_deadline_s,
+            retries=recipe.rollout.max_retries,
+            start_timeout_s=section.start_timeout_s,
+            sync_timeout_s=recipe.sync.timeout_s,
+        )
+
+
+@dataclass(eq=False)
+class Seat:
+    """The place of one engine in the pool."""
+
+    number: int
+    state: Literal["up", "stale", "down", "out"] = "up"
+    """stale: runs, and waits for weights; down: is being started anew; out: is not started again"""
+    why: str = ""
+    """what happened to it last"""
+    restarts: int = 0
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    """requests in flight there"""
+    watch: asyncio.Task[None] | None = None
+    thread: threading.Thread | None = None
+
+
+class GivenUpError(Exception):
+    """The engine that a request waited for was given up."""

@@ -1,0 +1,236 @@
+"""Engines that die or fall silent under a supervised pool: answers stay the same, and nobody is stale."""
+
+import asyncio
+import time
+
+import pytest
+
+from slimecli.engines.http import HttpEngine
+from slimecli.engines.seats import EnginesLostError
+from slimecli.errors import SlimeError
+from slimecli.weights.fingerprint import fingerprint
+from slimecli.weights.hf import HfFolder
+from tests.engines.processes import is_busy, said, soon
+
+
+def held(pool):
+    """(version, fingerprint) of every engine, asked of the engines themselves."""
+
+    async def look():
+        found = []
+        for engine in pool.pool.engines:
+            info = await engine.info()
+            found.append((int(info["weight_version"]), await engine.fingerprint()))
+        return found
+
+    return pool.aio.run(look())
+
+
+def test_an_engine_killed_in_mid_rollout_changes_no_answer(pool, publish, folders, capsys):
+    pair = pool(2)
+    publish(pair, 7)
+    expected = pair.ask(range(16), tokens=150)
+    victim = pair.engines[1]
+
+    async def kill():
+        await soon(is_busy(victim))
+        victim.kill()
+
+    answers = pair.ask(range(16), tokens=150, meanwhile=kill)
+    assert [said(a) for a in answers] == [said(a) for a in expected]
+    assert {a["meta_info"]["weight_version"] for a in answers} == {"7"}
+    pair.settle()
+    want = fingerprint(HfFolder(folders[1]).iterate())
+    assert held(pair) == [(7, want)] * 2, "the new engine was started on other weights"
+    told = capsys.readouterr().err
+    assert f"engine 1 at {victim.url} died" in told and "holds version 7" in told and "restarted in" in told
+    assert pair.counts["engine/lost"] == 1 and pair.counts["engine/restarts"] == 1
+    assert [said(a) for a in pair.ask(range(16), tokens=150)] == [said(a) for a in expected]
+
+
+def test_a_silent_engine_is_given_up_after_its_deadline(pool, publish):
+    pair = pool(2)
+    publish(pair, 1)
+    expected = pair.ask(range(8), tokens=100)
+    victim = pair.engines[0]
+
+    async def freeze():
+        victim.freeze()
+
+    begin = time.monotonic()
+    answers = pair.ask(range(8), tokens=100, meanwhile=freeze)
+    assert [said(a) for a in answers] == [said(a) for a in expected]
+    assert 0.8 <= time.monotonic() - begin < 15
+    assert "no answer to health checks" in pair.pool.seats[0].why
+    pair.settle()
+    assert not victim.lives and pair.respawned == [0]
+
+
+def test_the_only_engine_is_waited_for(pool, publish):
+    one = pool(1)
+    publish(one, 3)
+    expected = one.ask(range(4))
+
+    async def kill():
+        one.engines[0].kill()
+
+    assert [said(a) for a in one.ask(range(4), meanwhile=kill)] == [said(a) for a in expected]
+    assert held(one)[0][0] == 3
+
+
+def test_stop_ends_everything_and_names_the_engine(pool, publish):
+    pair = pool(2, restart=False)
+    publish(pair, 1)
+    victim = pair.engines[1]
+
+    async def kill():
+        await soon(is_busy(victim))
+        victim.kill()
+
+    answers = pair.ask(range(8), tokens=150, meanwhile=kill)
+    lost = [a for a in answers if isinstance(a, EnginesLostError)]
+    assert lost and victim.url in lost[0].what and "--resume" in lost[0].fix and "on_failure" in lost[0].fix
+    assert isinstance(pair.ask([1])[0], EnginesLostError), "and so does everything after it"
+    with pytest.raises(EnginesLostError, match=victim.url):
+        publish(pair, 2)
+    assert pair.respawned == []
+
+
+def test_when_no_engine_can_be_had_all_are_named(pool, capsys):
+    pair = pool(2, max_restarts=1)
+    pair.trouble = SlimeError("no memory for another engine")
+    for engine in pair.engines:
+        engine.kill()
+    answers = pair.ask(range(3))
+    assert all(isinstance(a, EnginesLostError) for a in answers)
+    assert all(e.url in answers[0].what for e in pair.engines) and "no memory" in answers[0].what
+    assert "engine.max_restarts = 1" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_be_restarted_is_left_out(pool, publish):
+    pair = pool(2, max_restarts=1)
+    pair.trouble = SlimeError("no memory")
+    pair.engines[1].kill()
+    assert all(isinstance(a, dict) for a in pair.ask(range(8)))
+    end = time.monotonic() + 5
+    while pair.pool.seats[1].state != "out":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert publish(pair, 5).receipts[0].version == 5
+    assert {a["meta_info"]["weight_version"] for a in pair.ask(range(8))} == {"5"}
+
+
+def test_a_request_that_ends_every_engine_fails_by_itself(pool):
+    pair = pool(2, retries=1, max_restarts=5)
+
+    async def assassin(payload):
+        for engine in pair.engines:
+            if engine.lives:
+                engine.kill()
+        return await HttpEngine.generate(pair.pool.engines[0], payload)
+
+    async def scene():
+        for client in pair.pool.engines:
+            client.generate = assassin
+        with pytest.raises(SlimeError, match="lost its engine 2 times") as caught:
+            await pair.pool._ask(0, {"input_ids": [1], "sampling_params": {}}, 1)
+        return caught.value
+
+    assert not isinstance(pair.aio.run(scene()), EnginesLostError), "one answer has failed, not the run"
+
+
+@pytest.mark.parametrize("kind", ["disk", "shared_memory", "distributed"])
+def test_an_engine_that_dies_before_a_sync_gets_these_weights_later(pool, publish, folders, kind):
+    pair = pool(2)
+    publish(pair, 1, kind=kind, model=0)
+    pair.engines[0].kill()
+    delivered = publish(pair, 2, kind=kind)
+    assert [r.version for r in delivered.receipts] == [2], "the other one does not wait"
+    pair.settle()
+    assert held(pair) == [(2, fingerprint(HfFolder(folders[1]).iterate()))] * 2
+    publish(pair, 3, kind=kind, model=0)
+    assert held(pair) == [(3, fingerprint(HfFolder(folders[0]).iterate()))] * 2
+
+
+@pytest.mark.parametrize("kind", ["disk", "distributed"])
+def test_an_engine_that_dies_in_mid_sync_is_never_stale(pool, publish, folders, kind):
+    pair = pool(2)
+    publish(pair, 1, kind=kind, model=0)
+    pending = [pair.engines[1]]
+
+    def kill_once(kind):
+        if pending:
+            pending.pop().kill()
+
+    publish(pair, 2, kind=kind, stage=kill_once)
+    pair.settle()
+    assert held(pair) == [(2, fingerprint(HfFolder(folders[1]).iterate()))] * 2
+
+
+def test_a_restarted_engine_whose_weights_are_gone_waits_for_the_next_ones(pool, publish):
+    pair = pool(2)
+    publish(pair, 1, model=0)
+
+    def gone():
+        raise SlimeError("the trainer has gone on")
+
+    pair.pool.current = gone
+    pair.engines[1].kill()
+    pair.ask(range(4))
+    end = time.monotonic() + 20
+    while pair.pool.seats[1].state != "stale":
+        assert time.monotonic() < end, pair.pool.seats
+        time.sleep(0.01)
+    assert {a["meta_info"]["weight_version"] for a in pair.ask(range(8))} == {"1"}, "it is not asked"
+    publish(pair, 2)
+    assert [v for v, _ in held(pair)] == [2, 2] and pair.pool.seats[1].state == "up"
+
+
+def test_a_refusal_in_a_sync_is_an_error_and_no_reason_to_restart(pool, publish, folders):
+    pair = pool(2)
+    publish(pair, 1)
+    wrong = HttpEngine.update_weights
+
+    async def refuse(update):
+        await wrong(pair.pool.engines[1], update)
+        raise SlimeError("one tensor is corrupt")
+
+    pair.pool.engines[1].update_weights = refuse
+    with pytest.raises(SlimeError, match=rf"version 2 failed: engine 1 at {pair.engines[1].url}: one tensor is corr"):
+        publish(pair, 2)
+    assert pair.respawned == []
+
+
+def test_control_calls_go_to_the_living(pool, publish):
+    pair = pool(2)
+    publish(pair, 1)
+    pair.engines[0].kill()
+    pair.aio.run(pair.pool.abort())
+    pair.settle()
+    assert pair.respawned == [0]
+    pair.aio.run(pair.pool.sleep(("kv_cache",)))
+    pair.engines[1].kill()
+    pair.aio.run(pair.pool.abort())
+    time.sleep(0.3)
+    assert pair.respawned == [0] and pair.pool.seats[1].state == "down", "memory was asked back: no restart now"
+    pair.aio.run(pair.pool.wake(("kv_cache",)))
+    pair.settle()
+    assert [v for v, _ in held(pair)] == [1, 1]
+    assert all(isinstance(a, dict) for a in pair.ask(range(4)))
+
+
+def test_a_group_stays_together_on_a_living_engine(pool):
+    trio = pool(3)
+    trio.engines[1].kill()
+
+    async def scene():
+        prompts = [[5, 6, 7]] * 6
+        params = [{"max_new_tokens": 4, "sampling_seed": i} for i in range(6)]
+        return await asyncio.gather(
+            *(trio.pool.generate({"input_ids": prompts, "sampling_params": params}) for _ in range(3)),
+            trio.pool.generate({"input_ids": [[i + 3] for i in range(6)], "sampling_params": params}),
+        )
+
+    answers = trio.aio.run(scene())
+    assert [len(a) for a in answers] == [6] * 4 and answers[0] != answers[3]
+    assert [r["output_ids"] for r in answers[0]] == [r["output_ids"] for r in answers[1]]
