@@ -71,8 +71,10 @@ def rollout_file(
     from slimecli.commands._targets import open_target
     from slimecli.data_tools.selection import parse_selection
     from slimecli.errors import PartialError
+    from slimecli.weights.datasets import localise
 
     chosen, part = parse_selection(selection), parse_shard(shard)
+    prompts = localise(prompts)
     folder, recipe = open_target(model, recipe)
     if out == "-":
         result = _answer(prompts, recipe, folder, chosen, part, None)

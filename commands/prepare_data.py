@@ -37,21 +37,23 @@ def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     from slimecli.data_tools.prepare import Report, prepare
     from slimecli.errors import UsageError
     from slimecli.rollout.eval_sets import set_recipe
+    from slimecli.weights.datasets import localise
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not _is_ours(out):
         raise UsageError(f"{out} exists and was not made by slime prepare-data", "choose another --out folder")
     if not (recipe.data.train or recipe.data.source or recipe.sft.data):  # before a tokenizer is fetched for it
         raise UsageError("the recipe names no data", "--input FILE, or --set data.train=FILE")
     tokenizer = _tokenizer(recipe)
-    evaluation = [(settings.path, set_recipe(recipe, settings).data) for settings in recipe.eval.sets.values()]
+    evaluation = [(localise(s.path), set_recipe(recipe, s).data) for s in recipe.eval.sets.values()]
+    train = "" if recipe.data.is_live else localise(recipe.data.train)
     manifest: dict[str, Any] = {"made_by": _MAKER}
     with files.committed_folder(out, manifest) as folder:
         if recipe.data.is_live and not recipe.sft.data:  # conversations have yet to be held
             report = Report()
         else:
             report = prepare(
-                recipe.data.model_copy(update={"train": ""}) if recipe.data.is_live else recipe.data,
-                recipe.sft,
+                recipe.data.model_copy(update={"train": train}),
+                recipe.sft.model_copy(update={"data": localise(recipe.sft.data)}),
                 folder,
                 seed=recipe.seed,
                 tokenizer=tokenizer,

@@ -43,9 +43,10 @@ def check_reward(recipe: Recipe, data: str, limit: int = 256) -> dict[str, Any]:
     from slimecli.data_tools.rewards import load_reward
     from slimecli.data_tools.rewards.proof import Proof
     from slimecli.rollout.args import HookArgs
+    from slimecli.weights.datasets import localise
 
     proof = Proof(load_reward(recipe.reward), HookArgs(recipe), recipe.reward)
-    rows = enumerate(islice(read_rows(data), limit or None), 1)
+    rows = enumerate(islice(read_rows(localise(data)), limit or None), 1)
     return asyncio.run(proof.run(read_item(row, recipe.data, f"{data} row {number}") for number, row in rows))
 
 

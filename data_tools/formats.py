@@ -1,7 +1,11 @@
-"""Rows of .jsonl and .parquet files, and slices of them: `FILE@[start:end]`."""
+"""Rows of .jsonl, .parquet, .csv and .json files and of folders in the hub's layout.
+
+A place may end in a slice, `FILE@[start:end]`; a folder may say what is wanted of it, `DIR#SUBSET/SPLIT`.
+"""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -10,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from slimecli.data_tools.folders import SUFFIXES, dataset_files
 from slimecli.errors import DataError, UsageError
 
 Row = dict[str, Any]
+HUB = "hf:"
+"""how places begin that lie on the hub: hf://OWNER/NAME; see slimecli.weights.datasets"""
 
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]", re.DOTALL)
-_SUFFIXES = (".jsonl", ".parquet")
 
 
 def split_slice(path: str) -> tuple[Path, slice]:
@@ -42,26 +48,74 @@ def read_rows(
     """Yield the rows of a file, one dict each, in order.
 
     Args:
-        path: .jsonl or .parquet, with optional slice. The slice counts rows, not lines.
+        path: file or folder, with optional slice. The slice counts rows, not lines.
         counts: receives how many blank lines were skipped, under "blank".
         on_broken: called for a broken line, which is then left out; None raises at the first one.
 
     Raises DataError naming file, line and column; also when nothing is left to yield.
     """
-    file, wanted = split_slice(path)
-    if file.suffix not in _SUFFIXES:
-        raise UsageError(f"{file}: unknown data format {file.suffix!r}", "use a .jsonl or .parquet file")
-    if not file.is_file():
-        raise UsageError(f"no data file {file}", "check the path; it is relative to the current folder")
+    place, wanted = split_slice(path)
     seen: Counter[str] = counts if counts is not None else Counter()
-    rows = _jsonl_rows(file, seen, on_broken) if file.suffix == ".jsonl" else _parquet_rows(file)
+    rows = itertools.chain.from_iterable(_file_rows(file, seen, on_broken) for file in data_files(place))
     empty = True
     for row in _take(rows, wanted):
         empty = False
         yield row
     if empty:
-        what = f"{path} selects no rows" if wanted != slice(None) else f"{file} has no rows"
+        what = f"{path} selects no rows" if wanted != slice(None) else f"{place} has no rows"
         raise DataError(what, "check how the file was made; each line must be one JSON object")
+
+
+def data_files(place: Path) -> list[Path]:
+    """The files behind a path: itself, or of a folder those of the split that follows `#` (default: train)."""
+    if str(place).startswith(HUB):
+        raise UsageError(f"{place} is on the hub", "this command reads local data: slime download --dataset NAME")
+    if place.is_file():
+        if place.suffix not in SUFFIXES:
+            raise UsageError(f"{place}: unknown data format {place.suffix!r}", f"use a {', '.join(SUFFIXES)} file")
+        return [place]
+    folder, _, choice = str(place).partition("#")
+    if Path(folder).is_dir():
+        return dataset_files(Path(folder), choice)
+    raise UsageError(f"no data file {place}", "check the path; it is relative to the current folder")
+
+
+def _file_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Row]:
+    if file.suffix == ".parquet":
+        return _parquet_rows(file)
+    if file.suffix == ".csv":
+        return _csv_rows(file)
+    return _json_rows(file) if file.suffix == ".json" else _jsonl_rows(file, counts, on_broken)
+
+
+def _csv_rows(file: Path) -> Iterator[Row]:
+    """Rows of a table whose first line names the columns; every value is text."""
+    with file.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.DictReader(handle, restkey="", strict=True)
+        try:
+            for row in reader:
+                if "" in row or None in row.values():
+                    raise DataError(
+                        f"{file}:{reader.line_num}: the row has not as many values as the "
+                        f"{len(reader.fieldnames or ())} columns of the first line",
+                        "a value with a comma or a line break stands in double quotes",
+                    )
+                yield row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{file}:{reader.line_num + 1}: not a CSV row: {error}", "mend the line") from None
+
+
+def _json_rows(file: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        where = f":{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"{file}{where}: not valid JSON: {error}", "mend the file") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(
+            f"{file} is not a list of objects", 'write [{"prompt": ...}, ...], or one object a line (.jsonl)'
+        )
+    yield from rows
 
 
 def _take(rows: Iterable[Row], wanted: slice) -> Iterable[Row]:

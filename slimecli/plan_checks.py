@@ -24,7 +24,6 @@ from slimecli.static import hook_problem, registry_names
 
 _FIELD = re.compile(r"[a-z_]+\.[a-z_]+(?:\.[a-z_]+)*")
 """dotted name of a recipe field in a message"""
-_SUFFIXES = (".jsonl", ".parquet")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 """files of which transformers needs one to make a tokenizer"""
 

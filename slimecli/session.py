@@ -47,6 +47,7 @@ from slimecli.rundir import RunDir
 from slimecli.serving.live_collect import LiveCollector, NoEngine
 from slimecli.serving.live_source import LiveSource
 from slimecli.types import Sample
+from slimecli.weights.datasets import localise
 
 
 def start_weights(run: RunDir, recipe: Recipe) -> Path:
@@ -280,7 +281,9 @@ class Session:
     def load_eval_sets(self, sets: Mapping[str, EvalSetSection]) -> list[EvalSet]:
         """Read these sets."""
         template = str(getattr(self.tokenizer, "chat_template", None) or "")
-        return load_sets(self.recipe, sets, lambda path, recipe: self.prompts(path, section=recipe.data), template)
+        return load_sets(
+            self.recipe, sets, lambda path, recipe: self.prompts(localise(path), section=recipe.data), template
+        )
 
     # -- what the loop calls -----------------------------------------------------------------------------------------
 

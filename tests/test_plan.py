@@ -66,7 +66,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"trainer": {"processes": 3}}, "nearest: 30 or 33"),
         ({"rollout": {"batch_size": 64}, "trainer": {"global_batch_size": 256}}, "gives 40 training prompts, fewer"),
         ({"data": {"train": "nowhere.jsonl"}}, "there is no such file"),
-        ({"data": {"train": "rows.csv"}}, "not a .jsonl or .parquet file"),
+        ({"data": {"train": "rows.txt"}}, "not a .jsonl or .parquet or .csv or .json file"),
         ({"data": {"source": "reasoning_gym:x", "count": 99}}, "contradict"),
         ({"data": {"count": 39, "holdout": 4}}, "`data.train` has at most 36 rows besides the 4 of data.holdout"),
         ({"data": {"holdout": 35}}, "gives 5 training prompts"),

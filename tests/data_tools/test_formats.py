@@ -81,8 +81,8 @@ def test_slice_mistakes(tmp_path):
 def test_wrong_files(tmp_path):
     with pytest.raises(UsageError, match="no data file"):
         list(read_rows(str(tmp_path / "none.jsonl")))
-    with pytest.raises(UsageError, match="unknown data format '.csv'"):
-        list(read_rows(write(tmp_path / "a.csv", "a")))
+    with pytest.raises(UsageError, match="unknown data format '.txt'"):
+        list(read_rows(write(tmp_path / "a.txt", "a")))
     with pytest.raises(DataError, match="not a readable parquet file"):
         list(read_rows(write(tmp_path / "a.parquet", "PAR1 nonsense")))
 
