@@ -27,7 +27,8 @@ class EngineSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """compute dtype; auto: float32 on a CPU, the model's on a GPU"""
     host: str = "127.0.0.1"
-    """address the servers bind to; loopback unless you say otherwise"""
+    """address the servers bind to; loopback unless you say otherwise, or the machine's own in the cluster where one is
+    joined by cluster.address"""
     python: str = ""
     """sglang: interpreter of the environment that has SGLang; empty: the one that runs slime"""
     api_key_env: str = ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from slimecli import env
 from slimecli.cluster.turns import Rests
-from slimecli.recipe import validate_recipe
+from slimecli.recipe import Recipe, validate_recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,11 +51,25 @@ def _prepare_process(log: str, threads: int, gpus: Sequence[int]) -> None:
     torch.set_num_threads(threads)
 
 
+def reachable(recipe: Recipe) -> Recipe:
+    """The recipe of an engine that other machines of a joined cluster can talk to.
+
+    Loopback would do for one machine only; the address by which the machine belongs to the cluster, and no other, takes
+    its place.
+    """
+    import ray
+
+    if not recipe.cluster.address or recipe.engine.host not in ("127.0.0.1", "localhost"):
+        return recipe
+    engine = recipe.engine.model_copy(update={"host": ray.util.get_node_ip_address()})
+    return recipe.model_copy(update={"engine": engine})
+
+
 class EngineHost:
     """One engine behind HTTP: the embedded one in this process, or an SGLang server of its own."""
 
     def __init__(self, recipe: dict[str, Any], model_dir: str, log: str, gpus: Sequence[int] = ()) -> None:
-        resolved = validate_recipe(recipe)
+        resolved = reachable(validate_recipe(recipe))
         _prepare_process(log, resolved.engine.threads, gpus)
         if resolved.engine.backend == "sglang":
             from slimecli.engines.sglang.launch import start_server
