@@ -11,6 +11,7 @@ from slimecli import files
 from slimecli.errors import MissingStageError, SlimeError
 from slimecli.recipe import Recipe
 from slimecli.rollout.answering import Answering, Tally
+from slimecli.rollout.executions import scores, stats
 from slimecli.rollout.generate import UNFINISHED
 from slimecli.rollout.source import DataSource
 from slimecli.rollout.versions import age_metrics, as_prompts, bounded, mask_said
@@ -174,9 +175,9 @@ def number_of(group: Group) -> int:
 
 
 def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, float]:
-    """Means over the finished samples of a batch."""
+    """Means over the finished samples of a batch; of rewards, over its executions."""
     finished = [s for g in groups for s in g if s.status is not SampleStatus.FAILED]
-    rewards = [[s.get_reward_value(reward_key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
+    rewards = [scores(g, reward_key) for g in groups]
     flat = [r for rs in rewards for r in rs]
     n = len(finished)
     named: dict[str, list[float]] = {}
@@ -184,9 +185,10 @@ def rollout_metrics(groups: list[Group], reward_key: str | None) -> dict[str, fl
         for name, value in sample.reward.items() if isinstance(sample.reward, dict) else ():
             named.setdefault(name, []).append(value)
     parts = {f"rollout/reward/{name}": sum(values) / len(values) for name, values in sorted(named.items())}
+    parts |= {f"rollout/stats/{name}": value for name, value in stats(finished).items()}
     return parts | {
-        "rollout/reward": sum(flat) / n,
-        "rollout/accuracy": sum(r >= 1.0 for r in flat) / n,
+        "rollout/reward": sum(flat) / len(flat),
+        "rollout/accuracy": sum(r >= 1.0 for r in flat) / len(flat),
         "rollout/response_length": sum(s.response_length for s in finished) / n,
         "rollout/truncated_fraction": sum(s.status is SampleStatus.TRUNCATED for s in finished) / n,
         "rollout/zero_variance_fraction": sum(len(set(rs)) <= 1 for rs in rewards) / len(groups),

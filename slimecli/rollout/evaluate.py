@@ -12,6 +12,7 @@ from slimecli.recipe import Recipe
 from slimecli.rollout.custom import load_generate
 from slimecli.rollout.eval_sets import EvalSet
 from slimecli.rollout.eval_spec import make_spec, spec_hash
+from slimecli.rollout.executions import scores, stats
 from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import eval_sampling
 from slimecli.rollout.scores import summarise_scores
@@ -28,9 +29,10 @@ async def evaluate(
     """Answer and score every set once, all of them at the same time.
 
     Returns: per set {"mean", "stderr", "interval", "n", "prompts", "samples_per_prompt", "pass@k", "pass@k_interval",
-    "response_length", "truncated", "failed", "spec", "spec_hash", "scores", "samples"}. Two results are comparable only
-    when their spec is equal (slimecli.rollout.comparison).
+    "response_length", "truncated", "failed", "stats", "spec", "spec_hash", "scores", "samples"}. Two results are
+    comparable only when their spec is equal (slimecli.rollout.comparison).
     """
+    generator = dataclasses.replace(generator, evaluation=True)
     most = max((_answers(item.recipe or recipe, greedy) for item in sets), default=1)
     slots = asyncio.Semaphore(max(1, recipe.rollout.concurrency // most))
     results = await asyncio.gather(
@@ -101,16 +103,17 @@ def summarise(groups: Sequence[Group], recipe: Recipe, spec: dict[str, Any]) -> 
             f"(allowed: {recipe.rollout.max_failed_fraction:.0%}); the first: {reason}",
             "mend the cause; a higher rollout.max_failed_fraction tolerates more",
         )
-    scores = [[s.get_reward_value(key) for s in g if s.status is not SampleStatus.FAILED] for g in groups]
+    found = [scores(g, key) for g in groups]
     return {
-        **summarise_scores(scores),
+        **summarise_scores(found),
         "samples_per_prompt": spec["samples_per_prompt"],
         "response_length": sum(s.response_length for s in finished) / len(finished),
         "truncated": sum(s.status is SampleStatus.TRUNCATED for s in finished) / len(finished),
         "failed": len(failed),
+        "stats": stats(finished),
         "spec": spec,
         "spec_hash": spec_hash(spec),
-        "scores": scores,
+        "scores": found,
         "samples": [_brief(s) for s in samples[:SAMPLES_KEPT]],
     }
 

@@ -16,6 +16,25 @@ def executions(samples: Sequence[Sample]) -> list[list[Sample]]:
     return list(found.values())
 
 
+def scores(group: Sequence[Sample], key: str | None) -> list[float]:
+    """One score per execution that has not failed: the mean over its samples."""
+    found = []
+    for execution in executions(group):
+        values = [s.get_reward_value(key) for s in execution if s.status is not SampleStatus.FAILED]
+        if values:
+            found.append(sum(values) / len(values))
+    return found
+
+
+def stats(samples: Sequence[Sample]) -> dict[str, float]:
+    """Means of the numbers that generate functions noted as `metadata.stats`, over the samples that have them."""
+    noted: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in (sample.metadata.get("stats") or {}).items():
+            noted.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in sorted(noted.items())}
+
+
 def rewarded(sample: Sample) -> bool:
     """Whether a sample is scored itself: of the segments of one conversation only the last is, where the answer is."""
     return bool(sample.metadata.get("segment", 0) == sample.metadata.get("segments", 1) - 1)

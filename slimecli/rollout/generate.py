@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slimecli.engines.seats import EnginesLostError
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
 from slimecli.rollout.executions import rewarded, share_rewards
@@ -30,6 +31,8 @@ class Generator:
     group_reward: bool = False
     custom: Callable[..., Any] | None = None
     """async (args, sample, sampling_params) -> Sample or list of them"""
+    evaluation: bool = False
+    """what custom generate functions are told, if they have a parameter of that name"""
     partial: bool = False
     """an answer that is aborted under way is kept as it is, to be continued; otherwise it has failed"""
     decode: Callable[[list[int]], str] | None = None
@@ -79,6 +82,8 @@ class Generator:
         }
         try:
             replies = await asyncio.wait_for(self.engine.generate(payload), self.timeout_s)
+        except EnginesLostError:
+            raise
         except (SlimeError, TimeoutError) as error:
             for sample in samples:
                 self._mark_failed(sample, "generation", error)
@@ -97,10 +102,17 @@ class Generator:
         if left <= 0:
             sample.status = SampleStatus.TRUNCATED
 
+    def _told(self, function: Callable[..., Any]) -> dict[str, bool]:
+        """`evaluation`, for a generate function that asks for it."""
+        return {"evaluation": self.evaluation} if "evaluation" in inspect.signature(function).parameters else {}
+
     async def _generate_custom(self, sample: Sample) -> list[Sample]:
         assert self.custom is not None
         try:
-            result = await asyncio.wait_for(self.custom(self.args, sample, dict(sample.sampling)), self.timeout_s)
+            work = self.custom(self.args, sample, dict(sample.sampling), **self._told(self.custom))
+            result = await asyncio.wait_for(work, self.timeout_s)
+        except EnginesLostError:
+            raise
         except Exception as error:  # a user's hook may raise anything; it is recorded with its type and counted
             self._mark_failed(sample, "custom generate", error)
             return [sample]

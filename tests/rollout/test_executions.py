@@ -10,7 +10,8 @@ from slimecli.batch import from_groups, split_steps, weigh
 from slimecli.data_tools.filters import load_filter
 from slimecli.errors import DataError, SlimeError
 from slimecli.recipe_algo import AlgoSection
-from slimecli.rollout.executions import executions, share_rewards
+from slimecli.rollout.collect import rollout_metrics
+from slimecli.rollout.executions import executions, scores, share_rewards
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.versions import as_prompts
 from slimecli.samples import decode_samples, encode_samples
@@ -138,3 +139,28 @@ def test_fan_out_survives_the_record_and_begins_anew_as_its_prompt():
     assert again == done
     begun = as_prompts(again)
     assert [(s.index, s.tokens, s.status) for s in begun] == [(i, [1, 2], SampleStatus.PENDING) for i in (0, 1)]
+
+
+def test_metrics_count_executions_once():
+    cut = [part(0, 0, 2, rollout_id=0, reward=1.0)] * 3 + [part(0, 1, 2, rollout_id=1, reward=0.0)]
+    cut[2] = part(0, 0, 2, rollout_id=0, reward=1.0, stats={"turns": 4.0, "tool_errors": 1})
+    cut[3] = part(0, 1, 2, rollout_id=1, reward=0.0, stats={"turns": 2.0})
+    failed = part(0, 2, 2, rollout_id=2)
+    failed.status = SampleStatus.FAILED
+    assert scores([*cut, failed], None) == [1.0, 0.0]
+    found = rollout_metrics([[*cut, failed]], None)
+    assert (found["rollout/reward"], found["rollout/accuracy"]) == (0.5, 0.5)
+    assert (found["rollout/stats/turns"], found["rollout/stats/tool_errors"]) == (3.0, 1.0)
+    assert found["rollout/zero_variance_fraction"] == 0.0
+
+
+def test_a_generate_function_is_told_of_evaluation_if_it_asks():
+    seen = []
+
+    async def asks(args, sample, sampling_params, evaluation=False):
+        seen.append(evaluation)
+        return part(0, sample.index, 1, reward=1.0)
+
+    run(asks, None, n=1)
+    run(asks, None, n=1, evaluation=True)
+    assert seen == [False, True]
