@@ -26,6 +26,9 @@ from slimecli.engines.embedded.server import Listener, web_app
 from slimecli.errors import SlimeError
 from slimecli.types import Sample
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "sampling_seed", "stop_token_ids", "ignore_eos")
+"""parameters of a rollout that hold for every turn; those about text would spoil what the agent reads"""
+
 
 @dataclass(kw_only=True)
 class AgentSession:
@@ -99,7 +102,8 @@ class AgentServer:
         key = f"slime-{uuid.uuid4().hex}"
 
         async def begin() -> None:
-            self.sessions.open(key, base=Sample.from_dict(base.to_dict())).sampling = dict(sampling_params or {})
+            own = {k: v for k, v in (sampling_params or {}).items() if k in SAMPLING}
+            self.sessions.open(key, base=Sample.from_dict(base.to_dict())).sampling = own
 
         async def end() -> list[Sample]:
             return self.sessions.end(key)
