@@ -255,7 +255,7 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Values that are fine alone and senseless together."""
     rollout, trainer = recipe.rollout, recipe.trainer
-    if recipe.steps == 0 and recipe.sft.steps == 0:
+    if recipe.steps == 0 and recipe.sft.steps == 0 and not recipe.eval.sets:
         yield "`steps` and `sft.steps` are both 0: there is nothing to train"
     if recipe.steps and rollout.temperature == 0:
         yield "`rollout.temperature` = 0: all answers of a group would be the same, and nothing could be learnt"
