@@ -1,7 +1,9 @@
 """Set slime up and use it, from nothing but Python 3.11+ and pip.
 
     python3 bootstrap.py run  [--venv DIR] [arguments of `slime run`]    set up, then the quickstart
-    python3 bootstrap.py test [--venv DIR] [arguments of pytest]         set up with test tools, then the tests
+    python3 bootstrap.py test [--venv DIR] [--sglang] [arguments of pytest]
+                                                  set up with test tools, then the tests; with those of a real SGLang
+    python3 bootstrap.py sglang [--venv DIR]      an environment with SGLang alone, for engine.python and its tests
 
 A second call skips what is installed already. Without an NVIDIA GPU the CPU build of torch is installed, and nothing of
 CUDA. Standard library only.
@@ -20,6 +22,20 @@ ROOT = Path(__file__).resolve().parent
 TORCH = "torch==2.13.0"
 """the version that the tests ran with; pyproject.toml says which others work"""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SGLANG = "sglang==0.5.21"
+"""the version that the tests ran with; it asks for exactly this torch"""
+SGLANG_VENV = ROOT / ".venv-sglang"
+SGLANG_NEEDS = (
+    *("aiohttp", "apache-tvm-ffi==0.1.11", "distro", "dill", "einops", "fastapi", "gguf", "IPython"),
+    *("llguidance>=1.7.6,<2.0.0", "loguru", "mistral_common>=1.11.5", "msgspec", "numpy", "nvidia-ml-py"),
+    *("openai==2.8.0", "orjson", "packaging", "partial_json_parser", "pillow", "prometheus-client>=0.20.0", "psutil"),
+    *("pybase64", "pydantic", "python-multipart", "pyzmq>=25.1.2", "requests", "scipy", "sentencepiece==0.2.1"),
+    *("setproctitle", "soundfile==0.13.1", "tiktoken", "tokenizers==0.23.2", "transformers==5.19.0", "uvicorn>=0.51"),
+    *("uvloop", "watchfiles", "xxhash", "zstandard"),
+)
+"""what its server imports on a CPU"""
+SGLANG_ALONE = ("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7", SGLANG)
+"""installed without what they ask for: CUDA packages, several gigabytes"""
 STAMP = "slime-bootstrap.txt"
 """file in the virtual environment that says for which inputs it was made"""
 
@@ -82,11 +98,11 @@ def install_torch(pip: list[str], gpu: bool) -> None:
 
 
 def refuse_cuda(python: Path) -> None:
-    """A machine without a GPU must not have been given gigabytes of CUDA packages."""
+    """A machine without a GPU must not have been given gigabytes of CUDA packages (nvidia-ml-py is plain Python)."""
     code = (
         "from importlib import metadata\n"
         "print(*sorted({str(d.metadata['Name']) for d in metadata.distributions()"
-        " if str(d.metadata['Name']).lower().startswith('nvidia-')}))"
+        " if str(d.metadata['Name']).lower().startswith('nvidia-')} - {'nvidia-ml-py'}))"
     )
     found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.split()
     if found:
@@ -115,9 +131,40 @@ def install(venv: Path, extra: str) -> Path:
     return python
 
 
-def split_arguments(arguments: list[str]) -> tuple[Path, list[str]]:
-    """(environment folder, what is passed on)."""
-    venv, rest = ROOT / ".venv", list(arguments)
+def install_sglang(venv: Path) -> Path:
+    """Make or reuse an environment with SGLang, and return its Python; on a GPU as SGLang itself wants it."""
+    gpu = has_gpu()
+    python, stamp = make_venv(venv), venv / STAMP
+    wanted = fingerprint(" ".join([SGLANG, *SGLANG_NEEDS, *SGLANG_ALONE]), gpu)
+    if stamp.is_file() and wanted in stamp.read_text(encoding="utf-8").split():
+        say(f"{venv} is up to date")
+        return python
+    pip = [str(python), "-m", "pip"]
+    if gpu:
+        call(*pip, "install", SGLANG)
+    else:
+        install_torch(pip, gpu)
+        # the torch that is there stays, whatever the others would like
+        constraint = venv / "constraint.txt"
+        version = subprocess.run(
+            [str(python), "-c", "from importlib.metadata import version; print(version('torch'))"],
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+        constraint.write_text(f"torch=={version}\n", encoding="utf-8")
+        call(*pip, "install", "-c", str(constraint), *SGLANG_NEEDS)
+        call(*pip, "install", "--no-deps", *SGLANG_ALONE)
+        refuse_cuda(python)
+    stamp.write_text(wanted + "\n", encoding="utf-8")
+    return python
+
+
+def split_arguments(arguments: list[str], venv: Path = ROOT / ".venv") -> tuple[Path, list[str]]:
+    """(environment folder, what is passed on).
+
+    Args:
+        venv: the folder where none is named.
+    """
+    rest = list(arguments)
     for place, word in enumerate(rest):
         if word == "--venv":
             if place + 1 == len(rest):
@@ -137,9 +184,19 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 -- this file is what an older Python is given first
         fail(f"slime needs Python 3.11 or newer, this is {sys.version.split()[0]}", "call it with a newer python3")
     action = sys.argv[1] if len(sys.argv) > 1 else ""
-    if action not in ("run", "test"):
-        fail(f"{action!r} is not something to do", "python3 bootstrap.py run | python3 bootstrap.py test")
+    if action not in ("run", "test", "sglang"):
+        fail(f"{action!r} is not something to do", "python3 bootstrap.py run | test | sglang")
+    if action == "sglang":
+        venv, _ = split_arguments(sys.argv[2:], SGLANG_VENV)
+        python = install_sglang(venv)
+        say(f"--set engine.backend=sglang --set engine.python={python}")
+        return
     venv, rest = split_arguments(sys.argv[2:])
+    if "--sglang" in rest:
+        rest.remove("--sglang")
+        # beside the other one, so that a throw-away environment has a throw-away SGLang
+        beside = SGLANG_VENV if venv.parent == ROOT else venv.with_name(f"{venv.name}-sglang")
+        os.environ["SLIME_SGLANG_PYTHON"] = str(install_sglang(beside))
     python = install(venv, "dev" if action == "test" else "")
     if action == "test":
         command = [str(python), "-m", "pytest", "-q", *rest]

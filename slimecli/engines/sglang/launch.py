@@ -15,12 +15,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slimecli import env
 from slimecli.engines import api_key
 from slimecli.engines.sglang.arguments import Place, command_words
 from slimecli.engines.sglang.fields import installation
-from slimecli.engines.sglang.serve import leftovers, members
+from slimecli.engines.sglang.serve import leftovers, listens, members
 from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 
@@ -196,7 +197,8 @@ def _other_models(sglang: Path, model_dir: Path) -> Iterator[str]:
 
 def _wait(server: Server, timeout_s: float, key: str) -> None:
     end = time.monotonic() + timeout_s
-    while not _answers(server.url, key):
+    port = urlsplit(server.url).port or 0
+    while not (listens(server.pid, port) and _answers(server.url, key)):
         server.note_leftovers()
         if not server.alive():
             told = server.trouble()

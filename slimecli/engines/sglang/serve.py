@@ -30,6 +30,21 @@ def members(group: int) -> list[int]:
     return found
 
 
+def listens(group: int, port: int) -> bool:
+    """Whether a process of the group listens on a port: another program there must not be taken for the server."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            # local address, state (0A: listening) and inode of the socket
+            sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    for process in members(group) if sockets else []:
+        with contextlib.suppress(OSError):
+            if any(str(link.readlink()) in sockets for link in Path(f"/proc/{process}/fd").iterdir()):
+                return True
+    return False
+
+
 def leftovers(group: int) -> set[Path]:
     """Files in /dev/shm of SGLang's kinds that processes of a group have mapped; told by inode, for names change."""
     inodes: set[int] = set()
