@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from slimecli.errors import UsageError
 from slimecli.recipe import Recipe
+from slimecli.topology import servers_of
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,10 @@ def demand_of(recipe: Recipe, group: int, gpus: int) -> Demand:
     Args:
         group: neighbouring ranks that stay on one machine.
     """
-    served_here = recipe.steps > 0 and not recipe.engine.urls
     demand = Demand(
         ranks=recipe.trainer.processes,
         group=group,
-        engines=(recipe.gpus_per_engine,) * recipe.engine.replicas * served_here,
+        engines=tuple(server.gpus for server in servers_of(recipe)),
         colocate=recipe.cluster.placement == "colocated",
     )
     if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):

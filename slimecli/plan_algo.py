@@ -8,6 +8,7 @@ from pathlib import Path
 from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection, CorrectionSection, DistillSection
 from slimecli.rundir import RunDir
+from slimecli.topology import MODEL
 
 GROUP_RELATIVE = ("grpo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
 """algorithms that compare the answers to one prompt"""
@@ -96,8 +97,8 @@ def check_distillation(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`distill.teacher` and `distill.url` name two teachers; leave one of them empty"
     if section.teacher and not (Path(section.teacher).expanduser() / "config.json").is_file():
         yield f"`distill.teacher` = {section.teacher!r} is no model folder (it has no config.json)"
-    if section.url and not section.url.startswith(("http://", "https://")):
-        yield f"`distill.url` = {section.url!r} is no address; use e.g. http://127.0.0.1:30000"
+    if section.url and not section.url.startswith(("http://", "https://", MODEL)):
+        yield f"`distill.url` = {section.url!r} is no address; use e.g. http://127.0.0.1:30000, or model:NAME"
     if section.url and recipe.rollout.temperature != 1:
         yield (
             f"`distill.url`: a server tells log-probs at temperature 1, and `rollout.temperature` = "

@@ -12,7 +12,7 @@ from slimecli.data_tools.folders import SUFFIXES
 from slimecli.data_tools.formats import HUB, data_files, read_rows, split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm, check_distillation
-from slimecli.plan_layout import check_megatron, check_placement, check_sglang
+from slimecli.plan_layout import check_megatron, check_placement, check_sglang, check_topology
 from slimecli.plan_reward import check_reward
 from slimecli.plan_rollout import check_rollout
 from slimecli.plan_spec import model_spec
@@ -120,7 +120,7 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         return
     if data.train and data.source:
         yield f"`data.train` = {data.train!r} and `data.source` = {data.source!r} contradict each other; keep one"
-    elif not data.train and not data.source and (recipe.steps or not recipe.sft.data):
+    elif not data.train and not data.source and (recipe.steps or not recipe.sft.data) and not recipe.only_evaluates:
         yield "no data: set `data.train` to a .jsonl or .parquet file, or `data.source` to a generator"
     if data.source and not data.train and not data.count:
         yield "`data.count` = 0: say how many rows to take from `data.source`"
@@ -255,7 +255,7 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Values that are fine alone and senseless together."""
     rollout, trainer = recipe.rollout, recipe.trainer
-    if recipe.steps == 0 and recipe.sft.steps == 0 and not recipe.eval.sets:
+    if recipe.steps == 0 and recipe.sft.steps == 0 and not recipe.only_evaluates:
         yield "`steps` and `sft.steps` are both 0: there is nothing to train"
     if recipe.steps and rollout.temperature == 0:
         yield "`rollout.temperature` = 0: all answers of a group would be the same, and nothing could be learnt"
@@ -318,6 +318,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_megatron,
     check_placement,
     check_sglang,
+    check_topology,
 )
 """every check that needs nothing but the recipe and the run directory"""
 

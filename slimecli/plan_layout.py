@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from slimecli.engines.sglang.arguments import problems_of as sglang_problems
 from slimecli.errors import SlimeError
@@ -11,6 +12,7 @@ from slimecli.plan_machine import gpu_memories
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
+from slimecli.topology import topology_problems
 from slimecli.trainers.megatron.arguments import problems_of
 from slimecli.trainers.megatron.layout import group_size
 
@@ -37,6 +39,14 @@ def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`sync.kind` = 'in_process' does not reach SGLang servers; take 'tensor', 'disk' or 'distributed'"
     if not recipe.engine.urls:
         yield from sglang_problems(recipe)
+
+
+def check_topology(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Whether groups of servers and served models make sense, and the models are there."""
+    yield from topology_problems(recipe)
+    for model in recipe.engine.models:
+        if not (Path(model.path).expanduser() / "config.json").is_file():
+            yield f"`engine.models` {model.name!r}: {model.path!r} is no model folder (it has no config.json)"
 
 
 def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

@@ -10,6 +10,7 @@ from slimecli.recipe import Recipe
 from slimecli.recipe_reward import RewardSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
+from slimecli.topology import MODEL
 
 
 def check_reward(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
@@ -57,7 +58,7 @@ def _missing_settings(reward: RewardSection, used: set[str]) -> Iterator[str]:
         ("remote_rm", "reward.rm_url", reward.rm_url),
         ("judge", "reward.judge.url", reward.judge.url),
     ):
-        if name in used and not url.startswith(("http://", "https://")):
+        if name in used and not url.startswith(("http://", "https://", MODEL)):
             yield f"`{field}` = {url!r} is not an http:// address, and {name} asks a server there"
     if reward.judge.low >= reward.judge.high:
         yield f"`reward.judge.low` = {reward.judge.low:g} is not below `reward.judge.high` = {reward.judge.high:g}"

@@ -42,6 +42,15 @@ from slimecli.recipe_tools import ToolsSection
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
 
+_SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size", "pp": "pp_size", "pipeline_parallel_size": "pp_size"}
+
+
+def sglang_name(said: str) -> str:
+    """`--tensor-parallel-size`, `tp` -> `tp_size`: one spelling where slime itself looks at an argument of SGLang."""
+    name = said.removeprefix("--").replace("-", "_")
+    return _SHORT.get(name, name)
+
+
 class Recipe(Section):
     """All sections of a run."""
 
@@ -88,14 +97,8 @@ class Recipe(Section):
         """GPUs that one engine is spread over: SGLang's tensor x pipeline parallelism; 1 for the embedded engine."""
         if self.engine.backend != "sglang":
             return 1
-        given = {name.replace("-", "_"): int(value) for name, value in self.sglang.items() if str(value).isdigit()}
-        tensor = given.get("tp_size") or given.get("tensor_parallel_size") or given.get("tp") or 1
-        return tensor * (given.get("pp_size") or given.get("pipeline_parallel_size") or 1)
-
-    @property
-    def is_served_elsewhere(self) -> bool:
-        """Whether the run needs no engine: it learns from served conversations, and measures and pushes nothing."""
-        return self.data.is_live and not self.engine.urls and not self.eval.interval
+        given = {sglang_name(name): int(value) for name, value in self.sglang.items() if str(value).isdigit()}
+        return given.get("tp_size", 1) * given.get("pp_size", 1)
 
     @property
     def is_one_host(self) -> bool:

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from slimecli.recipe_sections import Section
+
+
+class ServerGroupSection(Section):
+    """Servers of one kind and with the same arguments."""
+
+    kind: Literal["regular", "prefill", "decode"] = "regular"
+    """prefill and decode: prompts are computed by the ones, answers continued by the others (sglang, with a router)"""
+    replicas: int = Field(1, gt=0)
+    """servers of this kind"""
+    sglang: dict[str, Any] = {}
+    """their arguments, over those of [sglang]"""
+
+
+class ServedModelSection(Section):
+    """A frozen model that is served beside the policy: a teacher, a judge, a reward model."""
+
+    name: str = Field(min_length=1)
+    """how others call it: `model:NAME` in place of an address, args.sglang_model_routers[NAME] in hooks"""
+    path: str = Field(min_length=1)
+    """its HF folder"""
+    replicas: int = Field(1, gt=0)
+    """servers to start"""
+    slots: int = Field(0, ge=0)
+    """requests at the same time per server; 0: engine.slots"""
+    max_context: int = Field(0, ge=0)
+    """prompt plus answer (tokens); 0: the policy's"""
+    sglang: dict[str, Any] = {}
+    """its arguments, over those of [sglang]"""
 
 
 class EngineSection(Section):
@@ -18,6 +46,10 @@ class EngineSection(Section):
     """engines that already run; empty: start `replicas` of them"""
     replicas: int = Field(1, gt=0)
     """engines to start"""
+    groups: list[ServerGroupSection] = []
+    """servers of several kinds in place of `replicas` equal ones (sglang)"""
+    models: list[ServedModelSection] = []
+    """frozen models to serve beside the policy"""
     threads: int = Field(1, gt=0)
     """CPU threads per engine"""
     slots: int = Field(64, gt=0)

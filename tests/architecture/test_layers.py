@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "headers",
         "flags",
         "placement",
+        "topology",
     ),
     ("algos", "batch"),
     (
