@@ -74,6 +74,7 @@ NEEDS_GPU = (
 NEEDS_TRANSFORMER_ENGINE = (
     *("fp8", "fp4", "tp_comm_overlap", "cpu_offloading", "use_te_rng_tracker", "moe_permute_fusion"),
     *("moe_router_fusion", "use_te_activation_func", "fine_grained_activation_offloading"),
+    "use_precision_aware_optimizer",
 )
 
 
@@ -231,6 +232,7 @@ def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> I
         yield "[megatron] overlap_param_gather needs overlap_grad_reduce = true"
     if given.get("overlap_param_gather") and not given.get("use_distributed_optimizer", True):
         yield "[megatron] overlap_param_gather needs use_distributed_optimizer = true"
+    yield from _offloading(given, recipe)
     if given.get("distribute_saved_activations") and given.get("sequence_parallel"):
         yield "[megatron] distribute_saved_activations and sequence_parallel: keep one of them"
     if given.get("moe_token_dispatcher_type") == "allgather":
@@ -251,6 +253,23 @@ def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> I
         fused = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
         if given.get("gradient_accumulation_fusion") and not fused:
             yield "[megatron] gradient_accumulation_fusion needs Transformer Engine or Apex; neither is installed"
+
+
+def _offloading(given: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
+    """What an optimizer in host memory cannot do without, and what cannot do without it."""
+    fraction = given.get("optimizer_offload_fraction", 0.0)
+    if not given.get("optimizer_cpu_offload"):
+        if fraction:
+            yield "[megatron] optimizer_offload_fraction has no effect without optimizer_cpu_offload = true"
+        return
+    if not fraction:
+        yield "[megatron] optimizer_cpu_offload needs optimizer_offload_fraction, the share that goes, above 0 up to 1"
+    if not given.get("use_distributed_optimizer", True):
+        yield "[megatron] optimizer_cpu_offload needs use_distributed_optimizer = true"
+    if recipe.model.dtype != "bfloat16":
+        yield f"[megatron] optimizer_cpu_offload needs model.dtype = 'bfloat16', not {recipe.model.dtype!r}"
+    if given.get("use_precision_aware_optimizer"):
+        yield "[megatron] optimizer_cpu_offload and use_precision_aware_optimizer: keep one of them"
 
 
 def _layout_fields(layout: Layout) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from slimecli import files
 from slimecli.errors import DataError
 from slimecli.model_specs import ModelSpec
+from slimecli.trainers.megatron.optimizer import go_on, is_offloaded, make_moments, parts
 from slimecli.weights.hf import HfFolder, copy_companions
 from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
 
@@ -40,10 +41,10 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
         iteration.mkdir()
     dist.barrier()
     _hand_results_over_here()
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        # before the first step there are no moments, and megatron-core cannot save that
-        part.init_state_fn(part.optimizer, part.config)
+    for part in parts(optimizer):
+        make_moments(part)
     tree = _tree(chunks, optimizer, is_loading=False)
+    _leave_out_classes(tree["optimizer"])
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
     if dist.get_rank() == 0 and model_dir is not None:
         tree["carried"] = _carried(spec, model_dir)
@@ -66,6 +67,8 @@ def load(folder: Path, chunks: list[Any], optimizer: Any, *, rests: int = 0) -> 
 
     iteration = find_iteration(folder)
     _check_safe(iteration)
+    for part in parts(optimizer):
+        make_moments(part)
     tree = _tree(chunks, optimizer, is_loading=True)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -78,7 +81,10 @@ def load(folder: Path, chunks: list[Any], optimizer: Any, *, rests: int = 0) -> 
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(loaded[name], strict=True)
     step = int(loaded["iteration"])
-    optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], max(step - rests, 0)))
+    learnt = max(step - rests, 0)
+    optimizer.load_state_dict(_at_step(optimizer, loaded["optimizer"], learnt))
+    for part in parts(optimizer):
+        go_on(part, learnt)
     return step
 
 
@@ -92,19 +98,20 @@ def _reason(error: BaseException) -> str:
 def _at_step(optimizer: Any, loaded: dict[Any, Any], step: int) -> dict[Any, Any]:
     """The loaded state with this optimizer's own parameter groups: which there are depends on the layout, and all that
     is in them follows from the recipe and the step."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    members = parts(optimizer)
     found = {}
-    for number, part in enumerate(parts):
-        state = dict(loaded if len(parts) == 1 else loaded[number])
+    for number, part in enumerate(members):
+        state = dict(loaded if len(members) == 1 else loaded[number])
         own = part.state_dict()
-        groups = [{**g, "step": step} for g in own.get("optimizer", own)["param_groups"]]
+        counted = {} if is_offloaded(part) else {"step": step}
+        groups = [{**g, **counted} for g in own.get("optimizer", own)["param_groups"]]
         if "optimizer" in own:
             state["optimizer"] = {**state.get("optimizer", {}), "param_groups": groups}
             state["param_state_sharding_type"] = _content()["distrib_optim_sharding_type"]
         else:
             state["param_groups"] = groups
         found[number] = state
-    return found if len(parts) > 1 else found[0]
+    return found if len(members) > 1 else found[0]
 
 
 def _hand_results_over_here() -> None:
@@ -126,6 +133,17 @@ def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, A
     merged = {k: v for name in tree for k, v in tree[name].items()} if len(chunks) == 1 else tree
     tree["optimizer"] = optimizer.sharded_state_dict(merged, is_loading=is_loading, metadata=metadata)
     return tree
+
+
+def _leave_out_classes(state: Any) -> None:
+    """Parameter groups of an offloaded optimizer name classes, which only code could read back; at loading all groups
+    are the loading optimizer's own."""
+    if isinstance(state, dict):
+        for name in [k for k, v in state.items() if isinstance(v, type)]:
+            del state[name]
+    if isinstance(state, (dict, list)):
+        for value in state.values() if isinstance(state, dict) else state:
+            _leave_out_classes(value)
 
 
 def _names(chunks: list[Any]) -> list[str]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from slimecli.errors import SlimeError
 from slimecli.trainers import _parallel
+from slimecli.trainers.megatron import optimizer
 from slimecli.trainers.megatron.arguments import Settings
 
 
@@ -82,12 +83,15 @@ def make_optimizer(chunks: list[Any], settings: Settings) -> Any:
     """Megatron's optimizer; weight decay on matrices only, as megatron-core has it by default."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    return get_megatron_optimizer(OptimizerConfig(**settings.optimizer), chunks)
+    made = get_megatron_optimizer(OptimizerConfig(**settings.optimizer), chunks)
+    for part in optimizer.parts(made):
+        optimizer.mend_offloaded(part)
+    return made
 
 
-def schedule(optimizer: Any, lr: float, weight_decay: float) -> None:
+def schedule(made: Any, lr: float, weight_decay: float) -> None:
     """What Megatron-LM's scheduler sets before a step: megatron-core groups parameters and leaves the decay to it."""
-    for group in optimizer.param_groups:
+    for group in made.param_groups:
         group["lr"] = lr
         group["weight_decay"] = weight_decay * group["wd_mult"]
 
@@ -110,11 +114,11 @@ def gather_parameters(chunks: list[Any]) -> None:
         chunk.start_param_sync(force_sync=True)
 
 
-def zero_gradients(chunks: list[Any], optimizer: Any) -> None:
+def zero_gradients(chunks: list[Any], made: Any) -> None:
     """Before the first micro-batch of a step."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    optimizer.zero_grad()
+    made.zero_grad()
 
 
 def check_gradients(chunks: list[Any], step: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from slimecli.errors import UsageError
@@ -54,6 +56,44 @@ def test_errors(spec, options, said):
     with pytest.raises(UsageError) as caught:
         settings(*options, spec=spec)
     assert said in str(caught.value)
+
+
+OFFLOAD = ("megatron.optimizer_cpu_offload=true", "model.dtype=bfloat16")
+HALF = "megatron.optimizer_offload_fraction=0.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (OFFLOAD, "needs optimizer_offload_fraction, the share that goes"),
+        ((HALF,), "has no effect without optimizer_cpu_offload"),
+        ((*OFFLOAD, HALF, "model.dtype=float32"), "needs model.dtype = 'bfloat16', not 'float32'"),
+        ((*OFFLOAD, HALF, "megatron.use_distributed_optimizer=false"), "needs use_distributed_optimizer = true"),
+        ((*OFFLOAD, HALF, "megatron.use_precision_aware_optimizer=true"), "keep one of them"),
+        (("megatron.use_precision_aware_optimizer=true",), "needs Transformer Engine, which is not installed"),
+        (("megatron.gradient_accumulation_fusion=true",), "needs Transformer Engine or Apex; neither is installed"),
+        (("megatron.overlap_param_gather=true",), "needs overlap_grad_reduce = true"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
+)
+def test_what_a_gpu_does_not_make_up_for(options, said):
+    with pytest.raises(UsageError) as caught:
+        settings(*options, on_gpu=True)
+    assert said in str(caught.value)
+
+
+def test_what_needs_a_gpu_is_taken_where_there_is_one(monkeypatch):
+    found = settings(*OFFLOAD, HALF, on_gpu=True)
+    assert found.optimizer["optimizer_cpu_offload"] and found.optimizer["optimizer_offload_fraction"] == 0.5
+    with pytest.raises(UsageError, match="optimizer_cpu_offload needs a GPU, and there is none here"):
+        settings(*OFFLOAD, HALF)
+    with pytest.raises(UsageError, match="gradient_accumulation_fusion = True: slime sets False, since there"):
+        settings("megatron.gradient_accumulation_fusion=true")
+    find = importlib.util.find_spec
+    there = ("transformer_engine", "fused_weight_gradient_mlp_cuda")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name in there or find(name, *rest))
+    fused = settings("megatron.gradient_accumulation_fusion=true", on_gpu=True)
+    assert fused.transformer["gradient_accumulation_fusion"] is True
 
 
 def test_all_errors_are_told_at_once():
