@@ -44,7 +44,7 @@ def test_frozen_models_are_servers_besides():
         99,
     )
     assert second.recipe.engine.replicas == 1 and second.recipe.engine.models == []
-    assert len(servers_of(made)) == 3 and demand_of(made, 1, 0).engines == (2, 2, 2)
+    assert len(servers_of(made)) == 3 and demand_of(made, 1, 0).engines == (2, 1, 1)
     served = recipe({"models": [model], "urls": ["http://x"]})
     assert [s.model for s in servers_of(served)] == ["judge", "judge"], "the policy is served already"
     assert servers_of(recipe({"models": [model]}, steps=0)) == [], "SFT alone asks nobody"
