@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from typing import TYPE_CHECKING, Any
 
 from slimecli.cluster import sync_kind
+from slimecli.engines.supervisor import SupervisedPool
 from slimecli.protocols import RolloutEngine, Trainer
 from slimecli.serving.live_collect import NoEngine
-from slimecli.sync.push import deliver
+from slimecli.sync.delivery import Delivery
 from slimecli.sync.report import note_sync, sync_metrics
 
 if TYPE_CHECKING:
@@ -20,15 +19,13 @@ def publish(session: Session, trainer: Trainer, engine: RolloutEngine, version: 
     """Stage on the trainer's side, push to every engine, compare fingerprints."""
     if isinstance(engine, NoEngine):
         return fingerprint(session, trainer, version)
-    kind = sync_kind(session.recipe, session.backend)
-    folder = session.run.sync_dir
-    staged = session.cluster.stage(trainer, kind, version, folder, session.run.model_dir)
-    begin, limit = time.perf_counter(), session.recipe.sync.timeout_s
-    receipts = session.aio.run(deliver(engine, staged, limit, running=session.recipe.running_requests))
-    note_sync(session.clock, staged, receipts, time.perf_counter() - begin)
-    if kind == "disk":
-        shutil.rmtree(folder, ignore_errors=True)
-    return sync_metrics(staged)
+    kind, limit = sync_kind(session.recipe, session.backend), session.recipe.sync.timeout_s
+    delivery = Delivery(session.cluster.stage, kind, session.run.sync_dir, session.run.model_dir, limit)
+    if isinstance(engine, SupervisedPool):
+        engine.count = session.clock.count
+    done = delivery.publish(trainer, engine, version, session.aio.run, running=session.recipe.running_requests)
+    note_sync(session.clock, done.staged, done.receipts, done.seconds)
+    return sync_metrics(done.staged)
 
 
 def fingerprint(session: Session, trainer: Trainer, version: int) -> dict[str, Any]:

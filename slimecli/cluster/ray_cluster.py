@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from slimecli import env
-from slimecli.cluster.actors import EngineHost, TrainerHost
+from slimecli.cluster.actors import TrainerHost
+from slimecli.cluster.ray_engines import RayEngines
 from slimecli.cluster.ray_trainer import TrainerGroup
-from slimecli.cluster.ray_wait import wait
 from slimecli.cluster.reservation import Reservation, places_of
 from slimecli.errors import SlimeError
 from slimecli.placement import Node, demand_of, place_ranks
@@ -47,22 +47,13 @@ class RayCluster:
         return self._trainers
 
     def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
-        """Start the engines, wait until all answer, and put one client in front of them."""
+        """Start the engines, wait until all answer, and put one client in front, which replaces those that die."""
         from slimecli.engines import open_engine
-        from slimecli.engines.http import HttpEngine
-        from slimecli.engines.pool import EnginePool
 
         if recipe.engine.urls:
-            return open_engine(recipe, model_dir)
-        tree = recipe.model_dump(mode="json")
+            return open_engine(recipe, model_dir, logs=self._run.log_path("engines").parent)
         places = places_of(self._reserved(), recipe.engine.replicas)
-        hosts = [
-            self._actor(EngineHost, tree, str(model_dir), str(self._run.log_path(f"engine_{i}")), p.gpus, at=p.node)
-            for i, p in enumerate(places)
-        ]
-        urls = wait([h.url.remote() for h in hosts], "the engines to load the model", recipe.engine.start_timeout_s)
-        timeout_s, retries = recipe.rollout.request_timeout_s, recipe.rollout.max_retries
-        return EnginePool([HttpEngine(url, timeout_s=timeout_s, retries=retries) for url in urls])
+        return RayEngines(recipe, self._run, model_dir, self._actor, places).open()
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage on the trainer's side; rank 0 writes."""

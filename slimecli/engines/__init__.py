@@ -32,9 +32,9 @@ def open_engine(recipe: Recipe, model_dir: Path, *, logs: Path | None = None) ->
     """
     section = recipe.engine
     if section.urls:
-        from slimecli.engines.pool import EnginePool
+        from slimecli.engines.attached import attach
 
-        return EnginePool([connect(recipe, url) for url in section.urls])
+        return attach(recipe, log=logs / "engines.log" if logs else None)
     if section.backend == "sglang":
         from slimecli.engines.sglang.engine import open_sglang
 

@@ -85,7 +85,7 @@ class Delivery:
         receipts = run(deliver(engine, staged, self._timeout_s, running=running))
         seconds = time.perf_counter() - begin
         if self._kind == "disk":
-            clean_up(self._folder)
+            clean_up(self._folder, self._kind)
         return Delivered(staged, receipts, seconds)
 
 
@@ -94,7 +94,7 @@ def second_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_again")
 
 
-def clean_up(folder: Path) -> None:
-    """Remove weights that were on their way; a supervised pool may need the last ones until its end."""
-    for path in (folder, second_folder(folder)):
+def clean_up(folder: Path, kind: SyncKind) -> None:
+    """Remove weights that were on their way: a supervised pool may need the last ones until its end."""
+    for path in (folder, second_folder(folder)) if kind == "disk" else (second_folder(folder),):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,8 @@
 """A worker that dies in mid-run: a named error, nothing left behind, and a resume that makes up for it."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,28 +37,55 @@ def wait_until(what, seconds):
         time.sleep(0.05)
 
 
-@pytest.mark.ray
-def test_an_engine_that_is_killed_is_named_and_the_resumed_run_equals_a_straight_one(tmp_path):
-    words = ("run", "--recipe", "quickstart", "--run", "r", *sets(*SMALL, "cluster.backend='ray'"))
-    variables = {**os.environ, "SLIME_RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    code = "from slimecli.cli import main; main()"
+def start(folder, name, *extra):
+    """`slime run` on a local Ray, with two engines, until it has done a few steps; (process, run directory)."""
+    wanted = (*SMALL, "cluster.backend='ray'", "engine.replicas=2", *extra)
+    words = ("run", "--recipe", "quickstart", "--run", name, *sets(*wanted))
+    variables = {**os.environ, "SLIME_RUNS": str(folder / "runs"), "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        cwd=tmp_path,
+        [sys.executable, "-c", "from slimecli.cli import main; main()", *words],
+        cwd=folder,
         env=variables,
         stdout=subprocess.DEVNULL,  # the raylet prints there
         stderr=subprocess.PIPE,
     )
-    root = tmp_path / "runs" / "r"
-    wait_until(lambda: (root / "metrics.jsonl").exists() and len(metrics(root)) > 2, 90)
-    mark = f"SLIME_RUNS={tmp_path / 'runs'}\0"
-    engine = next(number for number, line in processes(mark).items() if "EngineHost" in line)
-    os.kill(engine, signal.SIGKILL)
+    root = folder / "runs" / name
+    wait_until(lambda: run.poll() is not None or ((root / "metrics.jsonl").exists() and len(metrics(root)) > 2), 120)
+    assert run.poll() is None, run.communicate()[1].decode()
+    return run, root
+
+
+def engines_of(folder):
+    """Process numbers of the engines of runs under a folder."""
+    mark = f"SLIME_RUNS={folder / 'runs'}\0"
+    return [number for number, line in processes(mark).items() if "EngineHost" in line]
+
+
+@pytest.mark.ray
+def test_an_engine_that_is_killed_is_replaced_and_the_run_equals_an_undisturbed_one(tmp_path):
+    run, root = start(tmp_path, "r", "engine.health_interval_s=0.5")
+    os.kill(engines_of(tmp_path)[0], signal.SIGKILL)
+    told = run.communicate(timeout=180)[1].decode()
+    assert run.returncode == 0, told
+    assert re.search(r"engine \d at http://\S+ died \(.*\): restarted in [\d.]+ s at \S+, holds version \d+", told), (
+        told
+    )
+    lost = [r for r in map(json.loads, (root / "perf.jsonl").read_text().splitlines()) if "engine/lost" in r]
+    assert len(lost) == 1 and lost[0]["engine/lost"] == 1
+    assert "restarted in" in (root / "logs" / "latest" / "engines.log").read_text()
+    succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL), folder=tmp_path)
+    assert_same_run(tmp_path / "runs" / "straight", root, STEPS)
+
+
+@pytest.mark.ray
+def test_stop_ends_the_run_with_the_engines_name_and_the_resumed_run_equals_a_straight_one(tmp_path):
+    run, root = start(tmp_path, "r", "engine.on_failure='stop'")
+    os.kill(engines_of(tmp_path)[0], signal.SIGKILL)
     told = run.communicate(timeout=60)[1].decode()
     assert run.returncode == 1, told
     assert "http://127.0.0.1:" in told and "--resume" in told and "Traceback" not in told
     assert len(metrics(root)) < STEPS
-    wait_until(lambda: not processes(mark), 20)
+    wait_until(lambda: not processes(f"SLIME_RUNS={tmp_path / 'runs'}\0"), 20)
 
     succeed("run", "--resume", "--run", "r", "--set", "cluster.backend='local'", folder=tmp_path)
     succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL), folder=tmp_path)
