@@ -18,7 +18,7 @@ from typing import Any, cast
 from slimecli import console, files
 from slimecli.algos import algorithm
 from slimecli.clock import Clock
-from slimecli.cluster import Cluster, open_cluster
+from slimecli.cluster import Cluster, open_cluster, sync_kind
 from slimecli.cluster.turns import Phase, Rests, Turns, nobody_waits
 from slimecli.errors import DataError, MissingStageError, SlimeError
 from slimecli.loop import Collector, Parts
@@ -46,6 +46,7 @@ from slimecli.rollout.versions import as_prompts
 from slimecli.rundir import RunDir
 from slimecli.serving.live_collect import LiveCollector, NoEngine
 from slimecli.serving.live_source import LiveSource
+from slimecli.sync.delivery import clean_up
 from slimecli.types import Sample
 from slimecli.weights.datasets import localise
 
@@ -117,6 +118,7 @@ class Session:
                 stack.callback(self._cluster.close)
             stack.callback(self.aio.close)
             stack.callback(close_generate)
+            stack.callback(clean_up, self.run.sync_dir, sync_kind(self.recipe, self.backend))
             if self._engine is not None:
                 stack.callback(self.aio.run, self._engine.close())
             if self._trainer is not None:
@@ -376,9 +378,8 @@ def _is_recorded(step: int, batch: Collection) -> None:
 
 
 def _address(engine: RolloutEngine) -> tuple[str, int]:
-    """Host and port of the first engine with a URL, for hooks that speak HTTP themselves."""
+    """Host and port of the router, or of the only engine with a URL, for hooks that speak HTTP themselves."""
     from urllib.parse import urlsplit
 
-    engines = getattr(engine, "engines", [engine])
-    url = urlsplit(getattr(engines[0], "url", "") or "")
+    url = urlsplit(getattr(engine, "address", None) or getattr(engine, "url", None) or "")
     return url.hostname or "", url.port or 0
