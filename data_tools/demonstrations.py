@@ -1,12 +1,13 @@
 """Written answers for generated tasks, so that a model can be warmed up by SFT before RL.
 
-DEMONSTRATIONS: name -> function(row, rng, **args) -> answer text. `rng` is seeded per row, so a row's answer depends on
-nothing but the run's seed and the row's place.
+DEMONSTRATIONS: name -> function(row, rng, **args) -> answer text, or the messages from the first answer on. `rng` is
+seeded per row, so a row's answer depends on nothing but the run's seed and the row's place.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from random import Random
@@ -15,14 +16,16 @@ from typing import Any
 from slimecli.data_tools.formats import Row
 from slimecli.errors import DataError, UsageError, nearest
 from slimecli.lookup import look_up
+from slimecli.types import Message
 
 DEMONSTRATIONS: dict[str, str] = {
     "direct": "slimecli.data_tools.demonstrations:direct",
     "column_addition": "slimecli.data_tools.demonstrations:column_addition",
     "reverse_steps": "slimecli.data_tools.demonstrations:reverse_steps",
+    "calculator_call": "slimecli.data_tools.demonstrations:calculator_call",
 }
 
-Writer = Callable[[Row, Random], str]
+Writer = Callable[[Row, Random], str | list[Message]]
 
 
 def load_demonstration(name: str, args: dict[str, Any]) -> Writer:
@@ -81,13 +84,33 @@ def reverse_steps(row: Row, rng: Random, direct: float = 0.6) -> str:
     return " ".join([*answer, answer])
 
 
+def calculator_call(row: Row, rng: Random, direct: float = 0.5) -> str | list[Message]:
+    """A call of the tool `calculator` with the task's expression, its output, and the output as the answer.
+
+    Example: 47 * 85 -> <tool_call>{"name": "calculator", "arguments": {"expression": "47 * 85"}}</tool_call>, the tool
+    says 3995, and the answer is 3995; the share `direct` of rows answers at once.
+    """
+    entry = row["metadata"]["reasoning_gym"]["entry"]
+    expression = str(entry["metadata"].get("expression", "")).strip()
+    if not expression:
+        raise DataError(f"calculator_call cannot show {entry['question']!r}: it has no expression", "use arithmetic")
+    if rng.random() < direct:
+        return str(row["label"])
+    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+    return [
+        {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
+        {"role": "tool", "content": str(row["label"])},
+        {"role": "assistant", "content": str(row["label"])},
+    ]
+
+
 def describe(name: str) -> str:
     """First line of a writer's description."""
     return (inspect.getdoc(_writer(name)) or "").partition("\n")[0]
 
 
-def _writer(name: str) -> Callable[..., str]:
-    found: Callable[..., str] = look_up(
+def _writer(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = look_up(
         DEMONSTRATIONS, name, "demonstrations", "known: {known}; `slime prepare-data --list`"
     )
     return found

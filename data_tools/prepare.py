@@ -228,8 +228,9 @@ def _demonstrations(train: list[Row], section: DataSection, seed: int) -> list[R
         answer = write(canonical, Random(derive_seed(seed, "demonstration", number)))
         prompt = row[section.input_key]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         extra = {section.tool_key: row[section.tool_key]} if section.tool_key in row else {}
-        out.append({section.messages_key: [*messages, {"role": "assistant", "content": answer}], **extra})
+        out.append({section.messages_key: [*messages, *said], **extra})
     return out
 
 

@@ -16,6 +16,8 @@ class ToolsSection(Section):
     """tools: `calculator`, `python`, `search`, and own functions as `file.py:function` or `module:function`"""
     mcp: dict[str, str] = {}
     """MCP servers that speak over stdin and stdout: name -> command line; all of their tools are offered"""
+    shown: bool = True
+    """put what the tools are into the prompt, as the chat template writes it; false: the model knows them already"""
     call_format: str = "auto"
     """how the model writes a call: `hermes`, `qwen3_coder`, `llama3`, `glm`, `deepseek`, ...; auto: by chat template"""
     max_turns: int = Field(8, gt=0)

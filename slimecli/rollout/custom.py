@@ -35,6 +35,12 @@ def close_generate() -> None:
 
 
 def wants_messages(recipe: Recipe) -> bool:
-    """Whether prompts are needed as messages, for a generate function that renders conversations itself."""
+    """Whether prompts are needed as messages, for a generate function that renders conversations itself.
+
+    An own function says so by an attribute: `generate.wants_messages = True`.
+    """
     named = [recipe.rollout.custom_generate, *(s.custom_generate for s in recipe.eval.sets.values())]
-    return any(name in GENERATE for name in named)
+    own = [name for name in named if name and name not in GENERATE]
+    return any(name in GENERATE for name in named) or any(
+        getattr(load_generate(name, recipe), "wants_messages", False) for name in own
+    )

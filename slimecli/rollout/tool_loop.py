@@ -86,7 +86,8 @@ class ToolLoop:
                 "set data.apply_chat_template = true",
             )
         tools = self._tools(sample)
-        talk = Conversation(args.tokenizer, messages, tools, sampling_params.get("stop_token_ids") or [])
+        shown = tools if self._section.shown else []
+        talk = Conversation(args.tokenizer, messages, shown, sampling_params.get("stop_token_ids") or [])
         if sample.session_id is None:
             sample.session_id = f"{sample.group_index}-{sample.index}"
         sample.tokens = list(talk.ids)
