@@ -101,6 +101,16 @@ class Recipe(Section):
         return given.get("tp_size", 1) * given.get("pp_size", 1)
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether there is nothing to train, but sets for `slime eval`."""
+        return not self.steps and not self.sft.steps and bool(self.eval.sets)
+
+    @property
+    def is_served_elsewhere(self) -> bool:
+        """Whether the run needs no engine: it learns from served conversations, and measures and pushes nothing."""
+        return self.data.is_live and not self.engine.urls and not self.eval.interval
+
+    @property
     def is_one_host(self) -> bool:
         """Whether trainer and engines are all on this machine: no cluster is joined, and no engine is elsewhere."""
         hosts = {urlsplit(url).hostname for url in self.engine.urls}
