@@ -42,6 +42,8 @@ def prepare_data(recipe: Recipe, out: Path) -> dict[str, Any]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not _is_ours(out):
         raise UsageError(f"{out} exists and was not made by slime prepare-data", "choose another --out folder")
     if not (recipe.data.train or recipe.data.source or recipe.sft.data):  # before a tokenizer is fetched for it
+        if recipe.only_evaluates:
+            raise UsageError("this recipe trains nothing", "slime eval --model DIR --recipe NAME is what it is for")
         raise UsageError("the recipe names no data", "--input FILE, or --set data.train=FILE")
     tokenizer = _tokenizer(recipe)
     evaluation = [(localise(s.path), set_recipe(recipe, s).data) for s in recipe.eval.sets.values()]

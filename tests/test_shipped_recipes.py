@@ -8,6 +8,7 @@ import pytest
 
 from slimecli.recipe import load_recipe, shipped_recipes
 from tests.forked import succeed
+from tests.known_sets import KNOWN
 from tests.models import tiny_model
 from tests.tiny_run import TINY, metrics
 
@@ -21,13 +22,23 @@ def row(i):
     return {"prompt": question["content"], "label": str(i + 3), "messages": messages}
 
 
-@pytest.mark.parametrize("name", list(shipped_recipes()))
+TRAINING = [name for name in shipped_recipes() if not load_recipe(name).only_evaluates]
+"""those that only evaluate: tests/test_known_sets.py"""
+
+
+@pytest.mark.parametrize("name", TRAINING)
 def test_it_trains(name, tmp_path):
     recipe = load_recipe(name)
     changes = [*SMALL, f"steps={min(recipe.steps, 2)}", f"sft.steps={min(recipe.sft.steps, 2)}", "gates.action=warn"]
     if recipe.data.source:
         changes += ["data.count=60", "data.holdout=4"]
         words = []
+    elif name in KNOWN:
+        (tmp_path / "copy").mkdir()
+        changes += [*KNOWN[name](tmp_path / "copy"), "data.holdout=0", "data.max_prompt_tokens=480"]
+        changes += ["rollout.dynamic_filter=''", "eval.interval=0"]
+        changes += ["tools.call_format=hermes"] if recipe.tools.use else []
+        words = ["--model", str(tiny_model(tmp_path / "model", max_position_embeddings=1024))]
     else:
         data = tmp_path / "rows.jsonl"
         data.write_text("".join(json.dumps(row(i)) + "\n" for i in range(24)))
