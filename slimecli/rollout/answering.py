@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slimecli.errors import SlimeError
+from slimecli.errors import SlimeError, UsageError
 from slimecli.recipe import Recipe
 from slimecli.rollout.generate import Generator, failure
 from slimecli.rollout.sampling import rollout_sampling, rollout_seed
@@ -29,6 +29,12 @@ class Answering:
     def __init__(
         self, recipe: Recipe, generator: Generator, stop_token_ids: list[int], keep: Callable[..., Any] | None
     ) -> None:
+        custom = generator.custom
+        if recipe.rollout.partial and custom is not None and not getattr(custom, "supports_partial", False):
+            raise UsageError(
+                f"rollout.partial: {recipe.rollout.custom_generate} does not say that it can continue a sample",
+                "if it can, write `FUNCTION.supports_partial = True` below it; if not, set rollout.partial = false",
+            )
         self.recipe = recipe
         self.generator = dataclasses.replace(generator, partial=recipe.rollout.partial)
         self.keep = keep

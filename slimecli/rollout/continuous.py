@@ -62,6 +62,8 @@ class ContinuousCollector:
     def _fill(self) -> None:
         """Begin as many groups as will not be too old when they are trained on."""
         section = self._recipe.rollout
+        if self._trouble is not None or self._is_starved():
+            return
         last = min(self._version + section.max_staleness + 1, self._recipe.steps)
         room = (last - self._collected) * section.batch_size - len(self._ready) - len(self._flights)
         for group in self._source.take(max(0, min(room, self._answering.at_once - len(self._flights)))):
@@ -83,8 +85,7 @@ class ContinuousCollector:
         del self._flights[task]
         if not task.cancelled():
             self._trouble = self._trouble or task.exception()
-            if self._trouble is None:
-                self._fill()
+            self._fill()
         self._news.set()
 
     async def collect(self, step: int) -> Collection:
@@ -104,18 +105,23 @@ class ContinuousCollector:
         metrics = rollout_metrics(batch, self._recipe.reward.key or None) | self._tally.metrics()
         metrics |= age_metrics(batch, step) | {"rollout/surplus": float(len(self._ready))}
         self._tally = Tally(section.max_failed_fraction)
+        self._fill()
         self._note_cursor()
         return Collection(groups=batch, metrics=metrics)
 
+    def _is_starved(self) -> bool:
+        """Whether more groups were dropped for one batch than the recipe allows."""
+        section = self._recipe.rollout
+        most = section.max_filtered_rounds * max(section.batch_size, section.over_sampling_batch_size)
+        return self._tally.dropped.total() >= most
+
     def _check(self) -> None:
         """Raise where a filter leaves nothing over, or too much fails."""
-        section = self._recipe.rollout
-        dropped = self._tally.dropped.total()
-        if dropped >= section.max_filtered_rounds * max(section.batch_size, section.over_sampling_batch_size):
+        if self._is_starved():
             self._tally.check()
             raise SlimeError(
-                f"{dropped} groups were dropped before {section.batch_size} were accepted "
-                f"({dict(self._tally.dropped)})",
+                f"{self._tally.dropped.total()} groups were dropped before {self._recipe.rollout.batch_size} were "
+                f"accepted ({dict(self._tally.dropped)})",
                 "the task is too easy or too hard for this model: other data, or more rollout.max_filtered_rounds",
             )
 

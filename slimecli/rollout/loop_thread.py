@@ -50,7 +50,7 @@ class LoopThread:
 
 async def cancel_others() -> None:
     """End all other tasks of the loop, and wait until they have."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have begun another
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
