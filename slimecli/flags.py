@@ -80,16 +80,15 @@ def expand_ray_address(argv: Sequence[str]) -> list[str]:
     return out
 
 
-SGLANG = "--sglang-"
-_ROUTER = "--sglang-router-"
-"""arguments of the router, which are not the server's"""
+PASSED_ON = {"--sglang-router-": "router", "--router-": "router", "--sglang-": "sglang"}
+"""beginning of a flag -> the recipe's table of what another program is given; the first that fits"""
 
 
 def expand_sglang(argv: Sequence[str]) -> list[str]:
-    """`--sglang-tp-size 2 --sglang-enable-metrics` -> `--set sglang.tp-size=2 --set sglang.enable-metrics=true`.
+    """`--sglang-tp-size 2 --router-policy round_robin` -> `--set sglang.tp-size=2 --set router.policy=round_robin`.
 
-    The words up to the next option are an argument's values; several of them are a list. What stands after `--` is
-    Megatron's.
+    The words up to the next option are an argument's values; several of them are a list, none is `true`. What stands
+    after `--` is Megatron's.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     out: list[str] = []
@@ -97,14 +96,15 @@ def expand_sglang(argv: Sequence[str]) -> list[str]:
     while at < end:
         word = argv[at]
         at += 1
-        if not word.startswith(SGLANG) or word.startswith(_ROUTER):
+        prefix = next((p for p in PASSED_ON if word.startswith(p)), "")
+        if not prefix:
             out.append(word)
             continue
-        name, sep, value = word.removeprefix(SGLANG).partition("=")
+        name, sep, value = word.removeprefix(prefix).partition("=")
         values = [value] if sep else []
         while not sep and at < end and not argv[at].startswith("--"):
             values.append(argv[at])
             at += 1
         said = "true" if not values else values[0] if len(values) == 1 else json.dumps(values)
-        out += ["--set", f"sglang.{name}={said}"]
+        out += ["--set", f"{PASSED_ON[prefix]}.{name}={said}"]
     return [*out, *argv[end:]]

@@ -12,7 +12,7 @@ from slimecli.data_tools.folders import SUFFIXES
 from slimecli.data_tools.formats import HUB, data_files, read_rows, split_slice
 from slimecli.errors import RecipeError, SlimeError, nearest
 from slimecli.plan_algo import check_algorithm, check_distillation
-from slimecli.plan_layout import check_megatron, check_placement, check_sglang, check_topology
+from slimecli.plan_layout import check_megatron, check_placement, check_router, check_sglang, check_topology
 from slimecli.plan_reward import check_reward
 from slimecli.plan_rollout import check_rollout
 from slimecli.plan_spec import model_spec
@@ -318,6 +318,7 @@ CHECKS: tuple[Callable[[Recipe, RunDir | None], Iterator[str]], ...] = (
     check_megatron,
     check_placement,
     check_sglang,
+    check_router,
     check_topology,
 )
 """every check that needs nothing but the recipe and the run directory"""

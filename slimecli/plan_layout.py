@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from slimecli.engines.router.programs import find as find_router
+from slimecli.engines.router.programs import words as router_words
 from slimecli.engines.sglang.arguments import problems_of as sglang_problems
-from slimecli.errors import SlimeError
+from slimecli.errors import RecipeError, SlimeError
 from slimecli.placement import demand_of
 from slimecli.plan_machine import gpu_memories
 from slimecli.plan_spec import model_spec
@@ -39,6 +41,25 @@ def check_sglang(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`sync.kind` = 'in_process' does not reach SGLang servers; take 'tensor', 'disk' or 'distributed'"
     if not recipe.engine.urls:
         yield from sglang_problems(recipe)
+
+
+def check_router(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
+    """Whether the router is installed and knows the arguments."""
+    name = recipe.engine.router
+    if name == "none":
+        if recipe.router:
+            yield "`[router]` is given, but `engine.router` is 'none'"
+        return
+    if name == "auto":
+        if not recipe.router:
+            return
+        name = "smg" if find_router("smg") else "builtin"
+    try:
+        router_words(name, recipe.router)
+    except RecipeError as error:
+        yield from error.problems
+    except SlimeError as error:
+        yield f"{error.what}; {error.fix}"
 
 
 def check_topology(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

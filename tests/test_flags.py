@@ -1,7 +1,7 @@
 import pytest
 
 from slimecli.errors import UsageError
-from slimecli.flags import expand_eval_data, expand_ray_address, megatron_overrides
+from slimecli.flags import expand_eval_data, expand_ray_address, expand_sglang, megatron_overrides
 from slimecli.recipe import load_recipe
 
 
@@ -50,3 +50,11 @@ def test_an_address_of_ray_is_two_values_of_the_cluster_section(words):
 def test_an_address_that_is_missing_is_said(words):
     with pytest.raises(UsageError, match="needs an address"):
         expand_ray_address(words)
+
+
+def test_flags_of_the_router_go_into_its_table():
+    words = ["run", "--router-policy", "round_robin", "--sglang-router-retry-max-retries=2", "--sglang-tp", "2", "--x"]
+    made = expand_sglang([*words, "--", "--router-policy", "megatron's"])
+    assert made[:1] + made[7:] == ["run", "--x", "--", "--router-policy", "megatron's"]
+    recipe = load_recipe("", tuple(made[2:7:2]))
+    assert recipe.router == {"policy": "round_robin", "retry-max-retries": 2} and recipe.sglang == {"tp": 2}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from slimecli.errors import SlimeError, nearest
 from slimecli.protocols import RolloutEngine
 from slimecli.recipe import Recipe
+from slimecli.rollout.served import Models, addresses
 
 FLAGS: dict[str, str] = {
     "hf_checkpoint": "model.path",
@@ -95,6 +97,9 @@ DERIVED: dict[str, Callable[[Recipe], Any]] = {
 """slime's flag name -> what the recipe says about it in other words"""
 
 
+_ADDRESS = {"sglang_router_ip": "hostname", "sglang_router_port": "port"}
+
+
 class HookArgs:
     """`args` of every hook.
 
@@ -103,6 +108,7 @@ class HookArgs:
 
     Args:
         model_dir: folder of the model, as `hf_checkpoint`; empty: model.path.
+        models: frozen models that are served; hooks find their addresses in `sglang_model_routers`.
     """
 
     def __init__(
@@ -114,10 +120,12 @@ class HookArgs:
         engine: RolloutEngine | None = None,
         tokenizer: Any = None,
         model_dir: str = "",
+        models: Models | None = None,
     ) -> None:
         fixed = {"recipe": recipe, "sglang_router_ip": host, "sglang_router_port": port}
         fixed |= {"engine": engine, "tokenizer": tokenizer}
         fixed |= {"hf_checkpoint": model_dir} if model_dir else {}
+        fixed["models"] = models or {}
         object.__setattr__(self, "_fixed", fixed)
         object.__setattr__(self, "_own", None)
 
@@ -152,6 +160,10 @@ class HookArgs:
             raise AttributeError(name)
         if self._own is not None and name in self._own:
             return self._own[name]
+        if name in _ADDRESS and (url := getattr(self._fixed["engine"], "address", "")):
+            return getattr(urlsplit(url), _ADDRESS[name])  # an engine that was started anew listens elsewhere
+        if name == "sglang_model_routers":
+            return addresses(self._fixed["models"])
         if name in self._fixed:
             return self._fixed[name]
         if name in DERIVED:

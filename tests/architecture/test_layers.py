@@ -109,6 +109,7 @@ PLAN = (
 FOR_PLAN = (
     *(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "shares")),
     *(f"slimecli.engines.sglang.{name}" for name in ("arguments", "fields")),
+    "slimecli.engines.router.programs",
 )
 """modules of layer 3 that plans are made with; they are held to a plan's rule, and so are the packages above them"""
 
