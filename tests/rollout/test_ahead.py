@@ -94,7 +94,7 @@ def test_without_staleness_it_equals_the_collector_that_takes_turns():
 def test_a_checkpoint_tells_which_batches_wait_and_a_resume_goes_on_from_there():
     words = ("rollout.max_staleness=2", "steps=7")
     engine = PacedEngine(lambda ids: 3)
-    straight, kept = open_ahead(engine, *words)
+    straight, _kept = open_ahead(engine, *words)
     whole = asyncio.run(from_start(straight, engine, 7))
     halted = PacedEngine(lambda ids: 3)
     made, stored = open_ahead(halted, *words)

@@ -100,7 +100,7 @@ def test_tokens_of_earlier_weights_can_be_left_out_of_training():
 
 def test_a_finished_group_too_many_keeps_its_answers():
     engine = PacedEngine(lambda ids: 3)
-    made, source = collector(engine, *PARTIAL)
+    made, _source = collector(engine, *PARTIAL)
     first = collect_in_turn(made, engine, 1)[0]
     assert first.metrics["rollout/surplus"] == 4.0 and numbers(first.groups) == [0, 1, 2, 3]
     calls = len(engine.calls)
@@ -113,7 +113,7 @@ def test_a_finished_group_too_many_keeps_its_answers():
 
 def test_an_answer_that_waited_too_long_begins_anew():
     engine = PacedEngine(slow_twos)
-    made, source = collector(engine, *PARTIAL, "rollout.partial_staleness=1")
+    made, _source = collector(engine, *PARTIAL, "rollout.partial_staleness=1")
     asyncio.run(made.collect(1))
     engine.version = 4
     batch = asyncio.run(made.collect(5))
@@ -124,7 +124,7 @@ def test_a_function_that_cannot_continue_is_refused():
     async def once(args, sample, params):
         return sample
 
-    recipe, source, answering = pieces(PacedEngine(slow_twos), *PARTIAL)
+    recipe, _source, answering = pieces(PacedEngine(slow_twos), *PARTIAL)
     from dataclasses import replace
 
     from slimecli.rollout.answering import Answering
@@ -157,7 +157,7 @@ def test_a_filter_may_let_dropped_groups_fill_a_step(partial):
 
     words = PARTIAL[:2] if partial else ()
     engine = PacedEngine(lambda ids: 3)
-    made, source = collector(engine, *words, keep=keep)
+    made, _source = collector(engine, *words, keep=keep)
     batch = asyncio.run(made.collect(1))
     assert 2 in numbers(batch.groups) and len(batch.groups) == 4
     assert len({ids[0] for call in engine.calls for ids in call["input_ids"]}) == (8 if partial else 4), "one round"
