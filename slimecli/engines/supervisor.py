@@ -346,10 +346,11 @@ class SupervisedPool(EnginePool):
 
     def _excuses(self, index: int, error: BaseException) -> bool:
         """Control calls go to who lives; an engine that is found dead by one is given up."""
-        if isinstance(error, EngineUnreachableError) and self.seats[index].state == "up":
+        if not isinstance(error, EngineUnreachableError):
+            return False
+        if self.seats[index].state == "up":
             self._lose(self.seats[index], error.what)
-            return self._fatal is None
-        return False
+        return True
 
     async def sleep(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
         """Every engine. One that dies now is started at the next wake: memory was asked back."""

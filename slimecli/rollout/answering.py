@@ -79,12 +79,14 @@ class Answering:
 
     async def cancel(self, running: Iterable[asyncio.Task[Group]]) -> None:
         """Give up what runs; nothing of it is wanted."""
-        left = [task for task in running if not task.done()]
+        tasks = list(running)
+        left = [task for task in tasks if not task.done()]
         for task in left:
             task.cancel()
         if left:
             await self.generator.engine.abort()
-            await asyncio.gather(*left, return_exceptions=True)
+        # of those that have failed as well, the first one is told
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def verdict(self, group: Group) -> tuple[str, bool]:
         """(why a finished group is dropped, or an empty string; whether it may fill a step that lacks groups)."""
