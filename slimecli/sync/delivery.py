@@ -18,7 +18,7 @@ from slimecli.types import WeightReceipt
 
 Stage = Callable[[Trainer, SyncKind, int, Path, Path], StagedWeights]
 """(trainer, kind, version, folder, like) -> staged weights"""
-TAKEN_ALONE = ("shared_memory", "tensor", "disk")
+TAKEN_ALONE = ("shared_memory", "tensor", "disk", "disk_delta")
 """kinds whose staged weights an engine can take by itself, until the next version is staged"""
 
 
@@ -96,5 +96,5 @@ def second_folder(folder: Path) -> Path:
 
 def clean_up(folder: Path, kind: SyncKind) -> None:
     """Remove weights that were on their way: a supervised pool may need the last ones until its end."""
-    for path in (folder, second_folder(folder)) if kind == "disk" else (second_folder(folder),):
+    for path in (folder, second_folder(folder)) if kind in ("disk", "disk_delta") else (second_folder(folder),):
         shutil.rmtree(path, ignore_errors=True)

@@ -62,12 +62,7 @@ def sync_error(staged: StagedWeights, outcomes: Sequence[Outcome]) -> SlimeError
 async def deliver(
     engine: RolloutEngine, staged: StagedWeights, timeout_s: float, *, running: Running | None = None
 ) -> list[WeightReceipt]:
-    """`push` to all engines behind one: a pool that replaces engines by itself (`take_weights`) decides what a failure
-    means, any other has all of its engines pushed to."""
-    take = getattr(engine, "take_weights", None)
-    if take is not None:
-        receipts: list[WeightReceipt] = await take(staged, timeout_s, running=running)
-        return receipts
+    """`push` to one engine, or to all of a pool."""
     return await push(getattr(engine, "engines", [engine]), staged, timeout_s, running=running)
 
 

@@ -1,5 +1,7 @@
 """Settings that say how, not what: the result must not depend on them."""
 
+import json
+
 import pytest
 import torch
 
@@ -21,9 +23,17 @@ def run(folder, *extra):
     return folder / "runs" / "r"
 
 
-@pytest.mark.parametrize("kind", ["disk", "shared_memory"])
+@pytest.mark.parametrize("kind", ["disk", "shared_memory", "tensor", "disk_delta"])
 def test_sync_kinds_give_the_same_run(reference, tmp_path, kind):
-    assert_same_run(reference, run(tmp_path, f"sync.kind='{kind}'"), STEPS)
+    other = run(tmp_path, f"sync.kind='{kind}'")
+    assert_same_run(reference, other, STEPS)
+    perf = [json.loads(line) for line in (other / "perf.jsonl").read_text().splitlines()]
+    assert all(p["seconds/sync_stage"] > 0 and p["seconds/sync_push"] >= p["seconds/sync_pause"] > 0 for p in perf)
+    full = [p["sync/full"] for p in perf]
+    assert full == [0 if kind == "disk_delta" else 1] * STEPS, "who holds the weights of step 0 can follow"
+    total = metrics(other)[-1]["weights/bytes"]
+    assert perf[-1]["sync/bytes"] < total if kind == "disk_delta" else perf[-1]["sync/bytes"] == total
+    assert not (other / "sync").exists(), "weights on their way are gone with the run"
 
 
 def test_engine_slots_do_not_change_answers(reference, tmp_path):
