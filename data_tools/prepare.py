@@ -15,7 +15,7 @@ from slimecli.data_tools.columns import Item, read_item
 from slimecli.data_tools.demonstrations import load_demonstration
 from slimecli.data_tools.formats import Row, dump_rows, read_rows
 from slimecli.data_tools.prompts import render_prompt
-from slimecli.data_tools.sources import open_source
+from slimecli.data_tools.sources import level_args, open_source
 from slimecli.errors import DataError, UsageError
 from slimecli.recipe_sections import DataSection, SftSection
 from slimecli.seeds import derive_seed
@@ -128,10 +128,22 @@ def _generated(section: DataSection, seed: int, screen: _Screen) -> list[Row]:
     wanted = section.count + section.holdout
     if not section.count:
         raise UsageError(f"data.source = {section.source!r} without data.count", "set data.count, e.g. 6000")
+    levels = level_args(section)
+    if not levels:
+        return _draw(section, section.source_args, derive_seed(seed, "source"), wanted, screen)
     rows: list[Row] = []
-    limit = MAX_DRAWS_PER_ROW * wanted
-    stream = open_source(section.source, section.source_args, derive_seed(seed, "source"))
-    for number, drawn in enumerate(stream, 1):
+    for level, args in enumerate(levels):
+        share = wanted // len(levels) + (level < wanted % len(levels))
+        drawn = _draw(section, args, derive_seed(seed, "source", level), share, screen)
+        rows += [{**row, section.metadata_key: row.get(section.metadata_key, {}) | {"level": level}} for row in drawn]
+    return rows
+
+
+def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, screen: _Screen) -> list[Row]:
+    """The first `wanted` usable rows of the generator."""
+    rows: list[Row] = []
+    number, limit = 0, MAX_DRAWS_PER_ROW * wanted
+    for number, drawn in enumerate(open_source(section.source, args, seed), 1):
         # a generated row has slime's own column names; the recipe may have renamed them
         named = {
             section.input_key: drawn["prompt"],

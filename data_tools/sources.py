@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from slimecli.data_tools.formats import Row
 from slimecli.errors import DataError, UsageError, nearest
 from slimecli.lookup import look_up
+from slimecli.recipe_sections import DataSection
 
 SOURCES: dict[str, str] = {"reasoning_gym": "slimecli.data_tools.sources:reasoning_gym_rows"}
 """name -> function; `data.source = "name:task"`"""
@@ -24,6 +25,41 @@ def open_source(source: str, args: dict[str, Any], seed: int) -> Iterator[Row]:
     name, _, task = source.partition(":")
     function: Source = look_up(SOURCES, name, "data source", "sources: {known}; write NAME:TASK")
     return function(task, args, seed)
+
+
+def level_args(section: DataSection) -> list[dict[str, Any]]:
+    """Arguments of the generator level by level, the easiest first; [] where the recipe has no such levels."""
+    curriculum = section.curriculum
+    if curriculum.levels:
+        return [section.source_args | level for level in curriculum.levels]
+    if curriculum.auto_levels:
+        _, _, task = section.source.partition(":")
+        return [section.source_args | level for level in _own_levels(task, curriculum.auto_levels)]
+    return []
+
+
+def _own_levels(task: str, count: int) -> list[dict[str, Any]]:
+    """What changes from level to level in reasoning-gym's curriculum for a task."""
+    from reasoning_gym.factory import CURRICULA, create_curriculum
+
+    if task not in CURRICULA:
+        raise UsageError(
+            f"reasoning-gym has no curriculum for {task!r}", "state the levels yourself: data.curriculum.levels"
+        )
+    own = create_curriculum(task)
+    most = max(len(attribute.levels) for attribute in own.attributes.values())
+    if count > most:
+        raise UsageError(
+            f"data.curriculum.auto_levels = {count}, but the curriculum of {task} has {most} levels",
+            f"--set data.curriculum.auto_levels={most}",
+        )
+    configs = []
+    for level in range(count):
+        for name, attribute in own.attributes.items():
+            own.set_attr_level(name, min(level, len(attribute.levels) - 1))
+        configs.append(json.loads(json.dumps(asdict(own.generate_configuration()))))
+    varying = [k for k in configs[0] if any(c[k] != configs[0][k] for c in configs)]
+    return [{k: config[k] for k in varying} for config in configs]
 
 
 def reasoning_gym_rows(task: str, args: dict[str, Any], seed: int) -> Iterator[Row]:

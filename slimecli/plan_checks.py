@@ -128,6 +128,7 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`data.source_args` is given without `data.source`"
     if data.demonstration_args and not data.demonstrations:
         yield "`data.demonstration_args` is given without `data.demonstrations`"
+    yield from _check_curriculum(recipe)
     named = {"data.train": "" if data.is_live else data.train, "sft.data": recipe.sft.data}
     named |= {f"eval.sets.{name}": settings.path for name, settings in recipe.eval.sets.items()}
     bad = {field: problem for field, text in named.items() if text and (problem := file_problem(field, text))}
@@ -137,6 +138,19 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     for field, text in named.items():
         if field.startswith("eval.sets.") and field not in bad and count_rows(text) == 0:
             yield f"`{field}` = {text!r} has no rows"
+
+
+def _check_curriculum(recipe: Recipe) -> Iterator[str]:
+    curriculum = recipe.data.curriculum
+    given = [name for name in ("levels", "auto_levels", "key") if getattr(curriculum, name)]
+    if len(given) > 1:
+        yield f"`data.curriculum` has {' and '.join(given)}: keep one of them"
+    if given and given[0] != "key" and not recipe.data.source:
+        yield f"`data.curriculum.{given[0]}` needs `data.source`; rows of a file name their level: `data.curriculum.key`"
+    if given and recipe.data.mix:
+        yield "`data.curriculum` and `data.mix` both decide which prompts come; keep one"
+    if given and recipe.rollout.data_source:
+        yield "`data.curriculum` has no effect beside `rollout.data_source`"
 
 
 def count_data(recipe: Recipe) -> DataCount:

@@ -34,6 +34,26 @@ class ModelSection(Section):
     """run Python code that comes with the model folder"""
 
 
+class CurriculumSection(Section):
+    """Adaptive difficulty: levels of prompts, chosen by what the policy can do. One of the first three turns it on."""
+
+    levels: list[dict[str, Any]] = []
+    """source_args of each level, the easiest first, beside `data.source_args`; `data.count` is divided among them"""
+    auto_levels: int = Field(0, ge=0)
+    """so many levels of reasoning-gym's own curriculum for the task; 0: none"""
+    key: str = ""
+    """metadata key that holds the level, for rows that come with one, e.g. `level` of MATH"""
+    rate: float = Field(0.05, gt=0, le=1)
+    """weight of a new group in the running success rate of its level"""
+    floor: float = Field(0.05, gt=0, le=1)
+    """least weight of a level; one that is solved half of the time weighs 1"""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are levels."""
+        return bool(self.levels or self.auto_levels or self.key)
+
+
 class DataSection(Section):
     """Prompts, and demonstrations for SFT."""
 
@@ -44,6 +64,7 @@ class DataSection(Section):
     """generator of prompts, e.g. `reasoning_gym:basic_arithmetic`; empty: `train` is a file"""
     source_args: dict[str, Any] = {}
     """arguments of the generator"""
+    curriculum: CurriculumSection = CurriculumSection()
     count: int = Field(0, ge=0)
     """rows to take from the source for training; 0: all of a file"""
     holdout: int = Field(0, ge=0)

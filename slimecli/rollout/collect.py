@@ -13,7 +13,7 @@ from slimecli.recipe import Recipe
 from slimecli.rollout.answering import Answering, Tally
 from slimecli.rollout.executions import scores, stats
 from slimecli.rollout.generate import UNFINISHED
-from slimecli.rollout.source import DataSource
+from slimecli.rollout.source import DataSource, source_metrics, tell
 from slimecli.rollout.versions import age_metrics, as_prompts, bounded, mask_said
 from slimecli.rundir import RunDir
 from slimecli.types import Group, Sample, SampleStatus
@@ -60,7 +60,7 @@ class RolloutCollector:
         batch, surplus = await work(step, step - 1 if version is None else version, tally)
         tally.check()
         metrics = rollout_metrics(batch, self._recipe.reward.key or None) | tally.metrics() | age_metrics(batch, step)
-        metrics |= {"rollout/surplus": float(surplus)}
+        metrics |= {"rollout/surplus": float(surplus)} | source_metrics(self._source)
         return Collection(groups=batch, metrics=metrics, seconds=time.perf_counter() - begin)
 
     async def _in_order(self, step: int, version: int, tally: Tally) -> tuple[list[Group], int]:
@@ -141,6 +141,7 @@ class RolloutCollector:
     def _decide(self, group: Group, accepted: list[Group], fallback: list[tuple[str, Group]], tally: Tally) -> None:
         reason, may_fill = self._answering.verdict(group)
         tally.add(group, reason)
+        tell(self._source, group)
         if not reason:
             accepted.append(group)
         elif may_fill:

@@ -16,7 +16,7 @@ from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 from slimecli.rollout.answering import Answering, Tally
 from slimecli.rollout.collect import Collection, number_of, rollout_metrics
-from slimecli.rollout.source import DataSource
+from slimecli.rollout.source import DataSource, source_metrics, tell
 from slimecli.rollout.versions import age_metrics, bounded, oldest_version
 from slimecli.types import Group, Sample
 
@@ -78,6 +78,7 @@ class ContinuousCollector:
         done = await self._answering.group(group, self._version + 1, self._version)
         reason, _ = self._answering.verdict(done)
         self._tally.add(done, reason)
+        tell(self._source, done)
         if not reason:
             self._ready.append(Flight(group=done, version=flight.version))
 
@@ -104,6 +105,7 @@ class ContinuousCollector:
         self._collected = step
         metrics = rollout_metrics(batch, self._recipe.reward.key or None) | self._tally.metrics()
         metrics |= age_metrics(batch, step) | {"rollout/surplus": float(len(self._ready))}
+        metrics |= source_metrics(self._source)
         self._tally = Tally(section.max_failed_fraction)
         self._fill()
         self._note_cursor()

@@ -9,6 +9,7 @@ from typing import Any
 
 from slimecli.recipe import Recipe
 from slimecli.rollout.args import HookArgs
+from slimecli.rollout.curriculum import LEVEL, CurriculumSource
 from slimecli.rollout.file_rows import FileRows
 from slimecli.rollout.own_source import own_source
 from slimecli.rollout.source import BufferFilter, DataSource, PromptSource
@@ -31,14 +32,26 @@ def open_source(recipe: Recipe, run: RunDir, load: Callable[..., list[Sample]], 
         return live_source(recipe, run)
     path = run.data_dir / "train.jsonl"
     rows: Sequence[Sample] = FileRows(path, lambda at, line: load(at, [line])[0]) if data.stream else load(str(path))
+    pick = _buffer_filter(section.buffer_filter, HookArgs(recipe)) if section.buffer_filter else None
+    if data.curriculum.is_on:
+        return CurriculumSource(
+            rows,
+            section.n_samples_per_prompt,
+            seed=recipe.seed,
+            shuffle=data.shuffle,
+            levels=_names(rows, data.metadata_key, data.curriculum.key or LEVEL),
+            section=data.curriculum,
+            reward_key=recipe.reward.key or None,
+            pick=pick,
+        )
     return PromptSource(
         rows,
         section.n_samples_per_prompt,
         seed=recipe.seed,
         shuffle=data.shuffle,
         mix=data.mix,
-        sources=_source_names(rows, data.metadata_key) if data.mix else (),
-        pick=_buffer_filter(section.buffer_filter, HookArgs(recipe)) if section.buffer_filter else None,
+        sources=_names(rows, data.metadata_key, "source_name") if data.mix else (),
+        pick=pick,
     )
 
 
@@ -46,12 +59,12 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _source_names(rows: Sequence[Sample], metadata_key: str) -> list[str]:
-    """metadata.source_name of every row; of a file that is streamed, without making samples of its lines."""
+def _names(rows: Sequence[Sample], metadata_key: str, name: str) -> list[str]:
+    """metadata[name] of every row; of a file that is streamed, without making samples of its lines."""
     if isinstance(rows, FileRows):
         found = ((json.loads(line).get(metadata_key) or {}) for line in rows.lines())
-        return [str(metadata.get("source_name", "")) for metadata in found]
-    return [str(row.metadata.get("source_name", "")) for row in rows]
+        return [str(metadata.get(name, "")) for metadata in found]
+    return [str(row.metadata.get(name, "")) for row in rows]
 
 
 def _buffer_filter(path: str, args: HookArgs) -> BufferFilter:

@@ -35,6 +35,20 @@ class DataSource(Protocol):
         """Continue from a state."""
 
 
+def tell(source: DataSource, group: Group) -> None:
+    """Let a source that learns from what became of its groups (a curriculum) know of one that is finished."""
+    feedback = getattr(source, "feedback", None)
+    if feedback is not None:
+        feedback([group])
+
+
+def source_metrics(source: DataSource) -> dict[str, float]:
+    """What a source has to say about itself."""
+    metrics = getattr(source, "metrics", None)
+    said: dict[str, float] = metrics() if metrics is not None else {}
+    return said
+
+
 class Walk:
     """An endless walk over some rows, each once per epoch.
 
