@@ -79,6 +79,7 @@ def ask_of(data: dict[str, Any], session: str = "") -> Ask:
         tool_choice={"any": "required", "tool": str(choice.get("name") or "")}.get(kind, kind),
         parallel=not choice.get("disable_parallel_tool_use"),
         params={ours: data[theirs] for theirs, ours in _SAMPLING.items() if data.get(theirs) is not None},
+        template={"enable_thinking": False} if (data.get("thinking") or {}).get("type") == "disabled" else {},
         think=True,
         session=session,
     )

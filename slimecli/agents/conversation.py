@@ -57,6 +57,8 @@ class Conversation:
     """One session."""
 
     id: str
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """unlike the id, which clients choose, never used twice"""
     turns: list[Turn] = field(default_factory=list)
     base: Sample = field(default_factory=Sample)
     """what its samples take over: label, metadata"""
@@ -198,7 +200,10 @@ class Sessions:
         return said + codec.ids(after)
 
     def record(self, session: Conversation, turn: Turn) -> None:
-        """An answer was given."""
+        """An answer was given. One that comes after its session has ended is too late to be learnt from."""
+        if self._open.get(session.id) is not session:
+            self._engine.counts["late"] += 1
+            return
         turn.number = len(session.turns)
         session.turns.append(turn)
         session.used = time.monotonic()

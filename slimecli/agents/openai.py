@@ -33,7 +33,7 @@ _OWN = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "stream_options", "logprobs",
     "top_logprobs", "tools", "chat_template_kwargs", "rid", "user", "echo", "suffix", "tool_choice", "metadata",
     "store", "parallel_tool_calls", "separate_reasoning", "session_id", "response_format", "prompt_cache_key",
-    "safety_identifier", "service_tier",
+    "safety_identifier", "service_tier", "reasoning_effort", "verbosity",
 }  # fmt: skip
 
 
@@ -121,7 +121,8 @@ def ask_of(data: dict[str, Any], session: str = "") -> Ask:
         tool_choice=choice,
         parallel=data.get("parallel_tool_calls") is not False,
         params=_params(data),
-        template=dict(data.get("chat_template_kwargs") or {}),
+        template={k: data[k] for k in ("reasoning_effort",) if data.get(k)}
+        | dict(data.get("chat_template_kwargs") or {}),
         logprobs=data.get("logprobs") not in (None, False),
         top_logprobs=int(data.get("top_logprobs") or 0),
         think=bool(data.get("separate_reasoning")),

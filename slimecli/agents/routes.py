@@ -35,6 +35,19 @@ def chat_routes(
     return found if sessions is None else found + session_routes(sessions)
 
 
+def about_routes(engine: TextEngine) -> list[Route]:
+    """What clients look up before they begin."""
+
+    async def models(request: web.Request) -> web.Response:
+        card = {"id": engine.name, "object": "model", "created": 0, "owned_by": "slime", "root": engine.name}
+        return reply({"object": "list", "data": [card | {"max_model_len": engine.max_context}]})
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    return [("GET", "/v1/models", models), ("GET", "/health", health)]
+
+
 def session_routes(sessions: Sessions) -> list[Route]:
     """Open, look at and end sessions; feedback ends one too."""
 

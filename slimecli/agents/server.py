@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slimecli.agents.conversation import Sessions
-from slimecli.agents.routes import chat_routes
+from slimecli.agents.routes import about_routes, chat_routes
 from slimecli.agents.text_engine import TextEngine, embedded, remote
 from slimecli.engines import fitting_context
 from slimecli.engines.embedded.engine import EmbeddedEngine
@@ -83,7 +83,8 @@ class AgentServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slime-agents", daemon=True)
         self._thread.start()
-        self._listener = Listener(web_app(chat_routes(engine, self.sessions, key_is_session=True)))
+        routes = chat_routes(engine, self.sessions, key_is_session=True) + about_routes(engine)
+        self._listener = Listener(web_app(routes))
         self.url = asyncio.run_coroutine_threadsafe(self._listener.start(), self._loop).result()
 
     async def _call(self, work: Coroutine[Any, Any, Any]) -> Any:

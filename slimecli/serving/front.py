@@ -16,7 +16,7 @@ from aiohttp import web
 
 from slimecli import console
 from slimecli.agents.conversation import Sessions
-from slimecli.agents.routes import Route, chat_routes
+from slimecli.agents.routes import Route, about_routes, chat_routes
 from slimecli.engines.embedded.server import IN_FLIGHT, Listener, body, engine_routes, failure, reply, web_app
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
@@ -154,10 +154,6 @@ def proxied(fleet: Fleet) -> list[Route]:
     async def health(request: web.Request) -> web.Response:
         return web.Response() if fleet.urls else failure("no engine is left", 503)
 
-    async def models(request: web.Request) -> web.Response:
-        card = {"id": text.name, "object": "model", "created": 0, "owned_by": "slime", "root": text.name}
-        return reply({"object": "list", "data": [card | {"max_model_len": text.max_context}]})
-
     async def loads(request: web.Request) -> web.Response:
         running = request.app[IN_FLIGHT]["requests"] - 1
         return reply({"num_running_reqs": running, "num_reqs": running, "engines": fleet.urls})
@@ -165,9 +161,9 @@ def proxied(fleet: Fleet) -> list[Route]:
     questions = ("/get_model_info", "/model_info", "/get_server_info", "/server_info", "/get_weight_version")
     return [
         ("POST", "/generate", generate),
+        *(route for route in about_routes(text) if route[1] != "/health"),
         ("GET", "/health", health),
         ("GET", "/health_generate", health),
-        ("GET", "/v1/models", models),
         ("GET", "/v1/loads", loads),
         ("POST", "/tokenize", ask),
         *(("GET", path, ask) for path in (*questions, "/weight_version", "/weights_fingerprint")),

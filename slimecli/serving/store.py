@@ -128,17 +128,22 @@ class LiveStore:
         before = session.turns[turn.number - 1] if turn.number else None
         kept = common_prefix(before.prompt_ids + before.output_ids, turn.prompt_ids) if before else 0
         record |= {"prompt_ids": turn.prompt_ids[kept:], "kept": kept}
-        about = {"group": session.group, "label": session.base.label, "metadata": session.base.metadata}
+        about = {
+            "uid": session.uid,
+            "group": session.group,
+            "label": session.base.label,
+            "metadata": session.base.metadata,
+        }
         self._turns.append({"session_id": session.id, **about, "turn": record})
 
     def end(self, session: Conversation, samples: list[Sample], why: str) -> None:
         """A session ended. One without an answer leaves nothing to learn from, and is only closed."""
         if samples:
-            record = {"group": session.group, "why": why, "samples": [s.to_dict() for s in samples]}
+            record = {"uid": session.uid, "group": session.group, "why": why, "samples": [s.to_dict() for s in samples]}
             self._sessions.append({"session_id": session.id, **record})
             self.ended += 1
         if session.turns:
-            self._turns.append({"session_id": session.id, "ended": why})
+            self._turns.append({"uid": session.uid, "session_id": session.id, "ended": why})
 
     def recover(self) -> list[Conversation]:
         """Sessions that were open when the server before ended.
@@ -154,7 +159,7 @@ class LiveStore:
         if found:
             for _, path in segments(self._folder, "sessions")[-2:]:
                 for record, _ in read_from(path, 0):
-                    found.pop(record["session_id"], None)
+                    found.pop(record["uid"], None)
         for session in found.values():
             for turn in session.turns:
                 self.turn(session, turn)
@@ -170,11 +175,11 @@ class LiveStore:
 
 
 def _replay(found: dict[str, Conversation], record: dict[str, Any]) -> None:
-    id_ = record["session_id"]
+    uid = record["uid"]
     if "ended" in record:
-        found.pop(id_, None)
+        found.pop(uid, None)
         return
-    session = found.setdefault(id_, Conversation(id=id_))
+    session = found.setdefault(uid, Conversation(id=record["session_id"], uid=uid))
     session.group = record["group"]
     session.base = Sample(label=record["label"], metadata=record["metadata"])
     values = dict(record["turn"])

@@ -1,5 +1,6 @@
 """Several engines behind one address: processes of their own, replaced when they die, gone when the server is."""
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -85,3 +86,41 @@ def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in own)
+
+
+@pytest.mark.timeout(300)
+def test_weights_reach_every_replica_and_those_that_come_later(tmp_path):
+    from slimecli.recipe import load_recipe
+    from slimecli.rundir import RunDir
+    from slimecli.serving.fleet import ProcessFleet
+    from slimecli.serving.follow import Follower
+    from tests.serving.test_follow import commit
+
+    sets = ("engine.slots=4", "engine.max_context=128", "engine.replicas=2", "engine.router='builtin'")
+    run = RunDir(tmp_path / "run")
+    run.live_dir.mkdir(parents=True)
+
+    async def work():
+        fleet = ProcessFleet(load_recipe(overrides=sets), tiny_model(tmp_path / "model"), tmp_path / "logs")
+        watching = asyncio.ensure_future(fleet.watch())
+        try:
+            mark = commit(run, 3, seed=3)
+            assert await Follower(run, fleet, version=0, timeout_s=60).look()
+            first = fleet.urls
+            os.kill(fleet._workers[0]._process.pid, signal.SIGKILL)
+            while fleet.urls == first or len(fleet.urls) < 2:
+                await asyncio.sleep(0.1)
+            async with fleet._busy:
+                held = [
+                    await fleet._clients[url].call("GET", "/weights_fingerprint", None, "asked") for url in fleet.urls
+                ]
+            assert held == [{"fingerprint": mark, "version": "3"}] * 2
+            ask = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}, "routing_key": "a"}
+            assert (await fleet.text.generate(ask))[0]["meta_info"]["weight_version"] == "3"
+        finally:
+            watching.cancel()
+            await fleet.close()
+        return fleet
+
+    fleet = asyncio.run(work())
+    assert not any(worker.alive() for worker in fleet._workers)

@@ -155,3 +155,24 @@ def test_given_back_groups_come_first(tmp_path):
     other = source(tmp_path, n=1)
     other.restore(reader.state())
     assert other.take(1)[0][0].index == 9
+
+
+def test_an_id_used_again_after_its_end_is_another_session(tmp_path):
+    live = tmp_path / "live"
+    store = LiveStore(live)
+    record(tmp_path, 0, store=store)
+    record(tmp_path, 0, store=store, reward=None)
+    store.close()
+    with recording(live) as store:
+        assert [c.id for c in store.recover()] == ["s0"]
+
+
+def test_an_answer_that_comes_after_the_end_is_not_kept(tmp_path):
+    _, text = scripted(tmp_path, "late")
+    turns = []
+    sessions = Sessions(text, on_turn=lambda s, t: turns.append(t))
+    chat = Chat(text, sessions)
+    pending = chat.prepare(Ask(messages=[{"role": "user", "content": "x"}], session="s"))
+    sessions.end("s")
+    asyncio.run(chat.answer(pending))
+    assert not turns and len(sessions) == 0 and text.counts["late"] == 1
