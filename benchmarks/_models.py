@@ -52,6 +52,7 @@ class Shape:
 _SMALL = {"prompts": 32, "group": 8, "prompt_tokens": 14, "new_tokens": 24}
 _GPU = {"prompts": 64, "group": 4, "prompt_tokens": 128, "new_tokens": 256}
 _Q06 = {"hidden": 1024, "layers": 28, "ffn": 3072, "heads": 16, "kv_heads": 8, "head_dim": 128, "vocab": 151936}
+_Q17 = {"hidden": 2048, "layers": 28, "ffn": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "vocab": 151936}
 _Q4 = {"hidden": 2560, "layers": 36, "ffn": 9728, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 151936}
 
 SHAPES: dict[str, Shape] = {
@@ -61,6 +62,7 @@ SHAPES: dict[str, Shape] = {
         prompts=64, group=1, prompt_tokens=32, new_tokens=64,
     ),
     "0.6b": Shape(**_Q06, prompts=32, group=1, prompt_tokens=16, new_tokens=16),
+    "1.7b": Shape(**_Q17, prompts=32, group=1, prompt_tokens=16, new_tokens=16),
     "0.6b-gpu": Shape(**_Q06, **_GPU),
     "4b-gpu": Shape(**_Q4, **_GPU),
 }  # fmt: skip

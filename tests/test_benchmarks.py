@@ -39,7 +39,9 @@ def test_throughput(name):
 
 def test_sync():
     result, _ = smoke("sync")
-    assert set(result["kinds"]) == {"copy", "in_process", "shared_memory", "disk"}
+    kinds = result["shapes"]["quickstart"]["kinds"]
+    assert set(kinds) == {"copy", "in_process", "shared_memory", "tensor", "distributed", "disk", "disk_delta"}
+    assert 0 < kinds["disk_delta"]["bytes_sent"] < 0.2 * kinds["disk"]["bytes_sent"]
     assert result["ratio"] > 1, "a sync cannot be quicker than a plain copy of the same bytes"
 
 
@@ -87,3 +89,10 @@ def test_trees_of_processes_are_summed():
         process.stdout.readline()
         assert tree_cpu_seconds(process.pid) >= 0.4
         process.stdin.close()
+
+
+def test_router():
+    result, table = smoke("router")
+    assert {"direct", "builtin round_robin", "builtin cache_aware"} <= set(result["sides"])
+    assert all(side["requests_per_s"] > 0 and side["ms_p99"] >= side["ms_p50"] for side in result["sides"].values())
+    assert result["sides"]["builtin round_robin"]["cpu_us_per_request"] > 0 and "builtin cache_aware" in table
