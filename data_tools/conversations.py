@@ -18,6 +18,7 @@ from slimecli.recipe_sections import DataSection
 from slimecli.types import Message, Sample, SampleStatus
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_LAST_TAG = re.compile(r"(<[^<>]+>)\s*$")
 _PROBE = "zqprobezq"
 
 
@@ -102,15 +103,42 @@ def _probe_template(tokenizer: Any, text: str, turns: int) -> _Markers:
     prompted = render(tokenizer, question, None, "probe", add_generation_prompt=True)
     answered = render(tokenizer, [*question, {"role": "assistant", "content": _PROBE}], None, "probe")
     opening = prompted.removeprefix(asked)
-    _, found, tail = answered.partition(_PROBE)
+    before, found, tail = answered.partition(_PROBE)
     if not prompted.startswith(asked) or not opening or not found or not tail.strip():
         raise DataError(
             "cannot tell from the chat template where an assistant turn begins and ends",
             "put {% generation %} marks around the assistant message in the template",
         )
+    # what an answer begins with, too: a template may open a think block in the generation prompt alone
+    shared = opening
+    while not before.removeprefix(asked).startswith(shared):
+        shared = shared[:-1]
     first_line = opening.partition("\n")[0] + "\n" if "\n" in opening else opening
-    header = opening if text.count(opening) == turns else first_line
+    fitting = [h for h in (opening, shared, first_line) if h and text.count(h) == turns]
+    header = fitting[0] if fitting else shared or first_line
     return _Markers(header, opening.removeprefix(header), tail.strip())
+
+
+def render_answer(messages: list[Message], tokenizer: Any, tools: Any = None) -> tuple[list[int], list[int]]:
+    """Tokens of the prompt as RL renders it, then the last answer as it was written; only that is trained on.
+
+    For templates that rewrite answers: those of reasoning models cut the thoughts out. What the generation prompt opens
+    already (`<think>`) is taken from the answer.
+    """
+    require_template(tokenizer)
+    if messages[-1]["role"] != "assistant" or not isinstance(messages[-1].get("content"), str):
+        raise DataError(
+            "the conversation does not end with an answer in text", "put it last, or data.loss_mask_type='turns'"
+        )
+    prompt = render(tokenizer, messages[:-1], tools, "conversation", add_generation_prompt=True)
+    end = _probe_template(tokenizer, "", 0).end
+    answer = messages[-1]["content"]
+    opened = _LAST_TAG.search(prompt)
+    if opened and answer.lstrip().startswith(opened[1]):
+        answer = answer.lstrip().removeprefix(opened[1]).removeprefix("\n")
+    head = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    tail = list(tokenizer(answer + end, add_special_tokens=False)["input_ids"])
+    return [*head, *tail], [0] * len(head) + [1] * len(tail)
 
 
 def _assistant_spans(text: str, turns: int, markers: _Markers) -> list[tuple[int, int]]:
@@ -170,11 +198,33 @@ def load_conversations(path: str, section: DataSection, tokenizer: Any) -> list[
     return samples
 
 
+def _only_last(messages: list[Message]) -> list[Message]:
+    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
+    return [{**m, "step_loss_mask": 0} if m["role"] == "assistant" and i != last else m for i, m in enumerate(messages)]
+
+
+def _require_qwen(tokenizer: Any, kind: str) -> None:
+    require_template(tokenizer)
+    header = render(tokenizer, [{"role": "user", "content": "u"}], None, "probe", add_generation_prompt=True)
+    if "<|im_start|>assistant\n" not in header:
+        raise DataError(
+            f"data.loss_mask_type = {kind!r}, but the chat template does not open answers as Qwen's do",
+            "use 'turns', which finds out how the template does it, or 'answer'",
+        )
+
+
 def _tokens_and_mask(
     messages: list[Message], tools: Any, section: DataSection, tokenizer: Any
 ) -> tuple[list[int], list[int]]:
     if section.apply_chat_template:
-        return render_conversation(with_system_prompt(messages, section.system_prompt), tokenizer, tools)
+        messages = with_system_prompt(messages, section.system_prompt)
+        if section.loss_mask_type in ("answer", "distill_qwen"):
+            return render_answer(messages, tokenizer, tools)
+        if section.loss_mask_type.startswith("qwen"):
+            _require_qwen(tokenizer, section.loss_mask_type)
+        if section.loss_mask_type == "last":
+            messages = _only_last(messages)
+        return render_conversation(messages, tokenizer, tools)
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise DataError(
             "without a chat template a conversation is one user and one assistant message",

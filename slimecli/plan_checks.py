@@ -146,7 +146,7 @@ def _check_curriculum(recipe: Recipe) -> Iterator[str]:
     if len(given) > 1:
         yield f"`data.curriculum` has {' and '.join(given)}: keep one of them"
     if given and given[0] != "key" and not recipe.data.source:
-        yield f"`data.curriculum.{given[0]}` needs `data.source`; rows of a file name their level: `data.curriculum.key`"
+        yield f"`data.curriculum.{given[0]}` needs `data.source`; for a file: `data.curriculum.key`"
     if given and recipe.data.mix:
         yield "`data.curriculum` and `data.mix` both decide which prompts come; keep one"
     if given and recipe.rollout.data_source:

@@ -86,6 +86,10 @@ class DataSection(Section):
     convert: str = ""
     """how rows of a well-known set become prompt, label and metadata, e.g. `gsm8k`; see `slime prepare-data --list`, or
     file.py:function (row, rng) -> row"""
+    loss_mask_type: Literal["turns", "last", "answer", "qwen", "qwen3", "qwen3_5", "distill_qwen"] = "turns"
+    """SFT: which tokens are trained on. `turns`: every assistant turn; `last`: the last one; `answer`: the last one
+    verbatim after the generation prompt. slime's names: the qwen ones are `turns` of a Qwen template, `distill_qwen` is
+    `answer`"""
     system_prompt: str = ""
     """put before every prompt"""
     prompt_template: str = ""
