@@ -40,6 +40,7 @@ from slimecli.rollout.evaluate import evaluate
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.loop_thread import LoopThread, Runner, cancel_others
 from slimecli.rollout.open_source import open_source
+from slimecli.rollout.served import address_of, reward_of, served
 from slimecli.rollout.source import DataSource, PromptSource
 from slimecli.rollout.teacher import Teacher
 from slimecli.rollout.versions import as_prompts
@@ -47,6 +48,7 @@ from slimecli.rundir import RunDir
 from slimecli.serving.live_collect import LiveCollector, NoEngine
 from slimecli.serving.live_source import LiveSource
 from slimecli.sync.delivery import clean_up
+from slimecli.topology import named_model
 from slimecli.types import Sample
 from slimecli.weights.datasets import localise
 
@@ -119,8 +121,9 @@ class Session:
             stack.callback(self.aio.close)
             stack.callback(close_generate)
             stack.callback(clean_up, self.run.sync_dir, sync_kind(self.recipe, self.backend))
-            if self._engine is not None:
-                stack.callback(self.aio.run, self._engine.close())
+            for engine in [self._engine, *vars(self).get("_models", {}).values()]:
+                if engine is not None:
+                    stack.callback(self.aio.run, engine.close())
             if self._trainer is not None:
                 stack.callback(self._trainer.close)
             stack.callback(self.recorder.close)
@@ -154,6 +157,11 @@ class Session:
         if self._engine is None:
             self._engine = self.cluster.open_engine(self.recipe, weights)
         return self._engine
+
+    @functools.cached_property
+    def _models(self) -> Mapping[str, RolloutEngine]:
+        """The frozen models that are served beside the policy."""
+        return self.cluster.open_models(self.recipe)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -221,12 +229,18 @@ class Session:
 
         section = self.recipe.rollout
         custom = section.custom_generate and load_generate(section.custom_generate, self.recipe)
-        host, port = _address(engine)
+        host, port = address_of(engine)
         return Generator(
             engine=engine,
-            reward=load_reward(self.recipe.reward),
+            reward=load_reward(reward_of(self.recipe, self._models)),
             args=HookArgs(
-                self.recipe, host, port, engine=engine, tokenizer=self.tokenizer, model_dir=str(self.run.model_dir)
+                self.recipe,
+                host,
+                port,
+                engine=engine,
+                tokenizer=self.tokenizer,
+                model_dir=str(self.run.model_dir),
+                models=self._models,
             ),
             timeout_s=section.request_timeout_s,
             group_reward=self.recipe.reward.group,
@@ -268,8 +282,13 @@ class Session:
         """Client of the server that judges answers; a teacher of the trainer's own needs none."""
         from slimecli.engines.http import HttpEngine
 
-        section, timeout_s = self.recipe.distill, self.recipe.rollout.request_timeout_s
-        return Teacher(HttpEngine(section.url, timeout_s=timeout_s), timeout_s) if section.url else None
+        url, timeout_s = self.recipe.distill.url, self.recipe.rollout.request_timeout_s
+        name = named_model(url)
+        return (
+            Teacher(served(self._models, name) if name else HttpEngine(url, timeout_s=timeout_s), timeout_s)
+            if url
+            else None
+        )
 
     def eval_sets(self) -> list[EvalSet]:
         """The holdout and the recipe's own sets."""
@@ -375,11 +394,3 @@ class Session:
 
 def _is_recorded(step: int, batch: Collection) -> None:
     """The samples are on disk already, or need not be."""
-
-
-def _address(engine: RolloutEngine) -> tuple[str, int]:
-    """Host and port of the router, or of the only engine with a URL, for hooks that speak HTTP themselves."""
-    from urllib.parse import urlsplit
-
-    url = urlsplit(getattr(engine, "address", None) or getattr(engine, "url", None) or "")
-    return url.hostname or "", url.port or 0

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimecli.recipe import Recipe, sglang_name
+from slimecli.recipe_engine import ServerGroupSection
 
+_DOOR = "disaggregation_bootstrap_port"
+FIRST_DOOR = 8998
+"""SGLang's own choice, taken by the first server that computes prompts"""
 MODEL = "model:"
 """begins what stands for the address of a served model"""
 
@@ -26,6 +30,11 @@ class ServerPlan:
     """with the server's own arguments, and one replica"""
 
     @property
+    def bootstrap_port(self) -> int:
+        """Where servers that continue answers ask one that computes prompts for its results; 0: nobody does."""
+        return int(self.recipe.sglang.get(_DOOR, 0))
+
+    @property
     def gpus(self) -> int:
         """GPUs it is spread over."""
         return self.recipe.gpus_per_engine
@@ -35,8 +44,14 @@ def policy_servers(recipe: Recipe) -> list[ServerPlan]:
     """The servers that get new weights."""
     if not recipe.engine.groups:
         return [_plan(recipe, {}, "regular") for _ in range(recipe.engine.replicas)]
-    groups = recipe.engine.groups
-    return [_plan(recipe, group.sglang, group.kind) for group in groups for _ in range(group.replicas)]
+    wanted = [group for group in recipe.engine.groups for _ in range(group.replicas)]
+    return [_plan(recipe, _with_port(group, i), group.kind) for i, group in enumerate(wanted)]
+
+
+def _with_port(group: ServerGroupSection, index: int) -> dict[str, Any]:
+    """Arguments of a group's server; those that compute prompts may share a machine, and not the port of their door."""
+    door = {_DOOR: FIRST_DOOR + index} if group.kind == "prefill" else {}
+    return {**door, **group.sglang}
 
 
 def model_servers(recipe: Recipe) -> list[ServerPlan]:

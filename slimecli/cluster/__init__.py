@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,9 @@ class Cluster(Protocol):
 
     def open_engine(self, recipe: Recipe, model_dir: Path) -> RolloutEngine:
         """All engines of the recipe behind one RolloutEngine."""
+
+    def open_models(self, recipe: Recipe) -> Mapping[str, RolloutEngine]:
+        """Frozen models that are served beside the policy, by name."""
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Run sync.stage.stage_weights where the trainer lives."""

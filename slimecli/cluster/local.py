@@ -40,6 +40,10 @@ class LocalCluster:
 
         return open_engine(recipe, model_dir, logs=self._run.root / "logs")
 
+    def open_models(self, recipe: Recipe) -> dict[str, RolloutEngine]:
+        """None: they take processes of their own, which `slime plan` says."""
+        return {}
+
     @staticmethod
     def _check(recipe: Recipe) -> None:
         world, wanted = env.distributed_rank()[1], recipe.trainer.processes

@@ -16,6 +16,7 @@ from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
+from slimecli.topology import servers_of
 
 
 class RayCluster:
@@ -52,8 +53,17 @@ class RayCluster:
 
         if recipe.engine.urls:
             return open_engine(recipe, model_dir, logs=self._run.log_path("engines").parent)
-        places = places_of(self._reserved(), recipe.engine.replicas)
-        return RayEngines(recipe, self._run, model_dir, self._actor, places).open()
+        return self._open_servers(recipe, model_dir, "")
+
+    def open_models(self, recipe: Recipe) -> dict[str, RolloutEngine]:
+        """Start the frozen models' servers; name -> all servers of that model as one."""
+        return {m.name: self._open_servers(recipe, Path(m.path), m.name) for m in recipe.engine.models}
+
+    def _open_servers(self, recipe: Recipe, model_dir: Path, model: str) -> RolloutEngine:
+        plans = servers_of(recipe)
+        served = zip(plans, places_of(self._reserved(), len(plans)), strict=True)
+        own = [(plan, place) for plan, place in served if plan.model == model]
+        return RayEngines(recipe, self._run, model_dir, self._actor, own).open()
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage on the trainer's side; rank 0 writes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +12,91 @@ from slimecli.cluster.ray_wait import wait
 from slimecli.engines import api_key, connect
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.router import router_program, start_router
+from slimecli.engines.router.launch import Router
 from slimecli.engines.seats import Policy
 from slimecli.engines.supervisor import SupervisedPool
 from slimecli.placement import Place
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
+from slimecli.topology import ServerPlan
 
+_LOADING = "the engines to load the model"
 MakeActor = Callable[..., Any]
 """(class, *arguments, at=node) -> actor"""
 
 
+class RoutedPool(SupervisedPool):
+    """Requests go through the router, which knows who computes prompts and who continues answers.
+
+    Which server died a request does not show: it is found out, and replaced, when the next weights go to each of them.
+    """
+
+    through: HttpEngine
+
+    async def generate(self, payload: Mapping[str, Any]) -> Any:
+        """By the router's address."""
+        return await self.through.generate(payload)
+
+
 class RayEngines:
-    """The actors behind a pool.
+    """The actors behind a pool: all servers of one model.
 
     Args:
         make: makes an actor of the cluster.
-        places: where each engine runs.
+        servers: what each is, and where it runs.
     """
 
-    def __init__(self, recipe: Recipe, run: RunDir, model_dir: Path, make: MakeActor, places: list[Place]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDir,
+        model_dir: Path,
+        make: MakeActor,
+        servers: Sequence[tuple[ServerPlan, Place]],
+    ) -> None:
         self._recipe = recipe
         self._run = run
         self._model_dir = model_dir
         self._make = make
-        self._places = places
-        self._hosts: list[Any] = [self._start(number) for number in range(len(places))]
+        self._servers = servers
+        self._name = servers[0][0].model or "engine"
+        self._router: Router | None = None
+        self._hosts: list[Any] = [self._start(number) for number in range(len(servers))]
 
     def open(self) -> SupervisedPool:
         """Wait until all answer; one pool over them."""
         section = self._recipe.engine
-        urls = wait([h.url.remote() for h in self._hosts], "the engines to load the model", section.start_timeout_s)
+        what = f"the servers of {self._name} to load the model" if self._name != "engine" else _LOADING
+        urls = wait([h.url.remote() for h in self._hosts], what, section.start_timeout_s)
         clients = [connect(self._recipe, url) for url in urls]
-        pool = SupervisedPool(clients, Policy.of(self._recipe), self._respawn, log=self._run.log_path("engines"))
-        if needs_router(self._recipe):
-            log = self._run.log_path("router")
-            key = api_key(self._recipe)
-            host = section.host
-            pool.router = start_router(self._recipe, urls, host=host, port=0, log=log, api_key=key, on_death=pool.stop)
+        plans = [plan for plan, _ in self._servers]
+        split = any(plan.kind != "regular" for plan in plans)
+        kind = RoutedPool if split else SupervisedPool
+        pool = kind(clients, Policy.of(self._recipe), self._respawn, log=self._run.log_path(f"{self._name}s"))
+        frozen = self._name != "engine" and section.router != "none"  # others have its address, which must stay
+        if split or frozen or needs_router(self._recipe, len(plans)):
+            pool.router = self._router = start_router(
+                self._recipe,
+                urls,
+                host=section.host,
+                port=0,
+                log=self._run.log_path("router" if self._name == "engine" else f"router_{self._name}"),
+                api_key=api_key(self._recipe),
+                on_death=pool.stop,
+                roles=[(plan.kind, plan.bootstrap_port) for plan in plans] if split else (),
+            )
+        if isinstance(pool, RoutedPool) and pool.router is not None:
+            pool.through = connect(self._recipe, pool.router.url)
         return pool
 
     def _start(self, number: int) -> Any:
         # the weights that the run began with may be pruned by now; which ones an engine starts with does not matter
         folder = self._model_dir if files.is_committed(self._model_dir) else self._run.model_dir
-        log, place = str(self._run.log_path(f"engine_{number}")), self._places[number]
-        tree = self._recipe.model_dump(mode="json")
+        plan, place = self._servers[number]
+        if plan.path:
+            folder = Path(plan.path).expanduser().absolute()
+        log = str(self._run.log_path(f"{self._name}_{number}"))
+        tree = plan.recipe.model_dump(mode="json")
         return self._make(EngineHost, tree, str(folder), log, place.gpus, at=place.node)
 
     def _respawn(self, number: int) -> HttpEngine:
@@ -63,14 +104,17 @@ class RayEngines:
 
         ray.kill(self._hosts[number])
         self._hosts[number] = self._start(number)
-        what = f"engine {number} to load the model"
+        what = f"{self._name} {number} to load the model"
         (url,) = wait([self._hosts[number].url.remote()], what, self._recipe.engine.start_timeout_s)
+        plan, _ = self._servers[number]
+        if self._router is not None and plan.kind != "regular":
+            self._router.roles[url] = (plan.kind, plan.bootstrap_port)
         return connect(self._recipe, url)
 
 
-def needs_router(recipe: Recipe) -> bool:
-    """Whether a run starts a router: for hooks that speak HTTP themselves, or where the recipe names one."""
+def needs_router(recipe: Recipe, servers: int) -> bool:
+    """Whether a model's servers get a router: for hooks that speak HTTP themselves, or where the recipe names one."""
     section = recipe.engine
     if section.router == "auto":
-        return section.replicas > 1 and bool(recipe.rollout.custom_generate)
+        return servers > 1 and bool(recipe.rollout.custom_generate)
     return router_program(recipe) != "none"

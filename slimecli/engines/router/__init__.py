@@ -32,6 +32,7 @@ def start_router(
     log: Path,
     api_key: str = "",
     on_death: Callable[[SlimeError], None] | None = None,
+    roles: Sequence[tuple[str, int]] = (),
 ) -> Router:
     """Start the recipe's router in front of engines and wait until it answers.
 
@@ -40,6 +41,7 @@ def start_router(
         port: 0 takes a free one.
         log: file that gets what the router says.
         api_key: clients must send it, and it is passed on to the engines; the built-in router alone asks for one.
+        roles: per engine (prefill or decode, port at which results of prompts are fetched); empty: all are alike.
         on_death: called, from a thread, when the router died and engine.on_failure or max_restarts forbid a restart.
 
     Raises SlimeError with the end of its log if it does not start; RecipeError for wrong [router] arguments.
@@ -62,5 +64,6 @@ def start_router(
         api_key=api_key,
         timeout_s=section.start_timeout_s,
         max_restarts=section.max_restarts if section.on_failure == "restart" else 0,
+        roles=dict(zip([u.rstrip("/") for u in urls], roles, strict=True)) if roles else {},
     )
     return Router(launch, urls, on_death)

@@ -144,24 +144,32 @@ class Gateway:
         return chosen
 
     async def _relay(self, request: web.Request, body: bytes, worker: Worker) -> web.StreamResponse:
-        assert self._session is not None, "open() comes first"
-        headers = [*_passed_on(request.headers), ("Accept-Encoding", "identity")]
         worker.load += 1
+        answer: aiohttp.ClientResponse | None = None
         try:
-            sent = self._session.request(request.method, worker.url + request.path_qs, data=body, headers=headers)
-            async with await worker.unless_lost(sent) as answer:
-                if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
-                    return await self._stream(request, worker, answer)
-                raw = await worker.unless_lost(answer.read())
-                found = web.Response(body=raw, status=answer.status, headers=_passed_on(answer.headers))
-                if answer.status in (502, 503):
-                    raise Refused(found)
-                worker.served += 1
-                return found
+            answer, raw = await worker.unless_lost(self._fetch(request, body, worker.url))
+            if raw is None:
+                return await self._stream(request, worker, answer)
+            found = web.Response(body=raw, status=answer.status, headers=_passed_on(answer.headers))
+            if answer.status in (502, 503):
+                raise Refused(found)
+            worker.served += 1
+            return found
         except TimeoutError:
             return failure(f"{worker.url} did not answer within {self.settings.timeout_s:g} s", 504)
         finally:
             worker.load -= 1
+            if answer is not None:
+                answer.release()
+
+    async def _fetch(self, request: web.Request, body: bytes, url: str) -> tuple[aiohttp.ClientResponse, bytes | None]:
+        """An engine's answer and its body; None instead of a stream of events, which is read as it comes."""
+        assert self._session is not None, "open() comes first"
+        headers = [*_passed_on(request.headers), ("Accept-Encoding", "identity")]
+        answer = await self._session.request(request.method, url + request.path_qs, data=body, headers=headers)
+        if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+            return answer, None
+        return answer, await answer.read()
 
     async def _stream(self, request: web.Request, worker: Worker, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass events on as they come; the first is awaited before the status line, so that it can be retried."""

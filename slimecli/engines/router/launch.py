@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Launch:
     """deadline for it to answer (seconds)"""
     max_restarts: int = 0
     """how often it is started again when it dies"""
+    roles: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """engine -> (prefill or decode, port at which results of prompts are fetched); empty: all engines are alike"""
 
 
 class Router:
@@ -55,6 +57,7 @@ class Router:
 
     Attributes:
         url: where it listens; the same after a restart.
+        roles: as in Launch; an engine that is added later is entered here first.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Router:
         self._launch = launch
         self._urls = [u.rstrip("/") for u in urls]
         self._on_death = on_death
+        self.roles = dict(launch.roles)
         self._port = launch.port or _free_port(launch.host)
         self.url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{self._port}"
         self.restarts = 0
@@ -92,7 +96,9 @@ class Router:
             if url not in self._urls:
                 self._urls.append(url)
         if all(w["url"] != url for w in self.workers()):
-            self._call("POST", "/workers", {"url": url})
+            kind, port = self.roles.get(url, ("", 0))
+            role = {"worker_type": kind} | ({"bootstrap_port": port} if port else {}) if kind else {}
+            self._call("POST", "/workers", {"url": url, **role})
         self._wait(lambda: any(w["url"] == url and w["is_healthy"] for w in self.workers()), f"take in {url}")
 
     def remove(self, url: str) -> None:
@@ -114,7 +120,7 @@ class Router:
         """Start the process and wait until it is ready."""
         launch = self._launch
         line = [*launch.line, "--host", launch.host, "--port", str(self._port)]
-        line += ["--worker-urls", *self._urls] if self._urls else []
+        line += self._engine_words()
         line += ["--parent", str(os.getpid())] if launch.name == "builtin" else _quiet(launch)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         variables = env.child_env(**({KEY_VARIABLE: launch.api_key} if launch.api_key else {}))
@@ -128,6 +134,16 @@ class Router:
             _stop(process, 0.0)
             raise
         return process
+
+    def _engine_words(self) -> list[str]:
+        """How the router is told of its engines when it starts."""
+        if not self.roles:
+            return ["--worker-urls", *self._urls] if self._urls else []
+        words = ["--pd-disaggregation"]
+        for url in self._urls:
+            kind, port = self.roles[url]
+            words += ["--prefill", url, str(port)] if kind == "prefill" else ["--decode", url]
+        return words
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(urllib.error.HTTPError):
