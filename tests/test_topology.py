@@ -29,9 +29,9 @@ def test_groups_have_arguments_of_their_own_over_the_common_ones():
     servers = policy_servers(recipe({"groups": PD}))
     assert [(s.kind, s.gpus) for s in servers] == [("prefill", 4), ("prefill", 4), ("decode", 2)]
     prefill, decode = servers[0].recipe.sglang, servers[2].recipe.sglang
-    assert prefill.pop("disaggregation_bootstrap_port") == servers[0].bootstrap_port
-    assert prefill == {"tp_size": 4, "mem_fraction_static": 0.7, "disaggregation_mode": "prefill"}
     assert [s.bootstrap_port for s in servers] == [8998, 8999, 0], "two servers of a machine have a door each"
+    door = {"disaggregation_bootstrap_port": 8998}
+    assert prefill == {"tp_size": 4, "mem_fraction_static": 0.7, "disaggregation_mode": "prefill", **door}
     assert decode == {"tp_size": 2, "mem_fraction_static": 0.9, "disaggregation_mode": "decode"}
 
 
