@@ -66,4 +66,5 @@ def f1(response: str, label: str | None, metadata: dict[str, Any]) -> float:
 
 
 def words(text: str) -> list[str]:
+    """Words in lower case, without punctuation and articles, as SQuAD compares them."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

@@ -68,7 +68,8 @@ def _usable(result: Any, given: list[Any]) -> Any:
     subject = given[1] if len(given) > 1 else None
     if isinstance(result, list):
         each = subject if isinstance(subject, list) and len(subject) == len(result) else [None] * len(result)
-        return [_usable(item, [None, one]) for item, one in zip(result, each, strict=True)]
+        result[:] = [_usable(item, [None, one]) for item, one in zip(result, each, strict=True)]  # the same list
+        return result
     return _numbers(result, subject) if isinstance(result, dict) and isinstance(subject, types.Sample) else result
 
 

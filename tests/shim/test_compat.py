@@ -116,6 +116,15 @@ def test_small_plugins(args):
     assert (verdict.keep, verdict.reason) == (False, "zero_std_0.0")
 
 
+def test_a_buffer_filter_gives_back_the_very_groups():
+    pick = load_hook(f"{PLUGINS}/small_hooks.py:newest_first", ("args", "rollout_id", "buffer", "num_samples"))
+    groups = [[Sample(index=i)] for i in range(3)]
+    buffer = list(groups)
+    taken = pick(HookArgs(load_recipe("", ())), None, buffer, 2)
+    assert [g is w for g, w in zip(taken, [groups[2], groups[1]], strict=True)] == [True, True]
+    assert buffer == [groups[0]]
+
+
 def test_what_is_not_there_says_so(args):
     hook = load_hook(f"{PLUGINS}/small_hooks.py:wants_too_much", ("args", "sample"))
     with pytest.raises(ImportError, match=r"does not offer slime.backends.megatron_utils .*; it offers .*slime.utils"):

@@ -27,3 +27,10 @@ def wants_too_much(args, sample):
     from slime.backends.megatron_utils import actor
 
     return actor
+
+
+def newest_first(args, rollout_id, buffer, num_samples):
+    from slime.rollout.data_source import pop_first
+
+    buffer.reverse()
+    return pop_first(args, rollout_id, buffer, num_samples)
