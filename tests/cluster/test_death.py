@@ -50,7 +50,7 @@ def start(folder, name, *extra):
         stderr=subprocess.PIPE,
     )
     root = folder / "runs" / name
-    wait_until(lambda: run.poll() is not None or ((root / "metrics.jsonl").exists() and len(metrics(root)) > 2), 120)
+    wait_until(lambda: run.poll() is not None or ((root / "metrics.jsonl").exists() and len(metrics(root)) > 2), 200)
     assert run.poll() is None, run.communicate()[1].decode()
     return run, root
 

@@ -105,6 +105,15 @@ def is_busy(engine: EngineProcess) -> Any:
     return look
 
 
+def is_idle(engine: EngineProcess) -> Any:
+    """For `soon`: the opposite."""
+
+    async def look() -> bool:
+        return not await is_busy(engine)()
+
+    return look
+
+
 def start_engine(model: Path, *, port: int = 0, slots: int = 32) -> EngineProcess:
     """Start one and wait until it listens."""
     ours, theirs = _context.Pipe()

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.engines.processes import is_busy, payload, said, soon, start_engine
+from tests.engines.processes import is_busy, is_idle, payload, said, soon, start_engine
 
 
 def served(router):
@@ -177,6 +177,29 @@ def test_the_router_asks_for_its_key_and_keeps_it_off_the_command_line(engines, 
     assert [s for s, _ in ask(front.url, [payload(1)], headers={"Authorization": "Bearer s3cret"})] == [200]
     assert urllib.request.urlopen(front.url + "/health").status == 200
     assert b"s3cret" not in Path(f"/proc/{front.pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_stops_when_its_client_leaves(engines, router, stream):
+    (only,) = engines(1)
+    front = router([only])
+
+    async def scene():
+        async with aiohttp.ClientSession() as session:
+            endless = payload(1, 250) | {"stream": stream}
+            many = [asyncio.ensure_future(session.post(front.url + "/generate", json=endless)) for _ in range(4)]
+            await soon(is_busy(only))
+            for one in many:
+                one.cancel()
+            found = await asyncio.gather(*many, return_exceptions=True)
+            for answer in found:
+                if isinstance(answer, aiohttp.ClientResponse):
+                    answer.close()
+            begin = time.monotonic()
+            await soon(is_idle(only))
+            return time.monotonic() - begin
+
+    assert asyncio.run(scene()) < 5 and front.workers()[0]["load"] == 0
 
 
 def test_control_calls_go_everywhere_or_nowhere(engines, router, ask):
