@@ -160,7 +160,7 @@ def cli(
     model: ModelOpt = "",
     set_: SetOpt = None,
     show: Annotated[int, typer.Option("--show", min=0, metavar="N", help="print N rows of each file")] = 0,
-    list_: Annotated[bool, typer.Option("--list", help="sources and demonstrations")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="sources, demonstrations and converters")] = False,
     json_: JsonOpt = False,
 ) -> None:
     """Prepare prompts and demonstrations: validate, de-duplicate, hold out, count."""
@@ -243,11 +243,13 @@ def _tell(folder: Path, recipe: Recipe, model: str, show: int, json_: bool, cons
 
 def _list(json_: bool) -> None:
     from slimecli import console
+    from slimecli.data_tools.converters import CONVERTERS, load_converter
     from slimecli.data_tools.demonstrations import DEMONSTRATIONS, describe
     from slimecli.data_tools.sources import list_tasks
 
     rows = [{"kind": "source", "name": name, "what": ""} for name in list_tasks()]
     rows += [{"kind": "demonstrations", "name": name, "what": describe(name)} for name in DEMONSTRATIONS]
+    rows += [{"kind": "convert", "name": name, "what": load_converter(name).what} for name in CONVERTERS]
     if json_:
         console.emit(rows)
     else:

@@ -174,7 +174,7 @@ def load_conversations(path: str, section: DataSection, tokenizer: Any) -> list[
         item = read_item(row, section, where, need="messages")
         messages = item.messages or []
         try:
-            tokens, mask = _tokens_and_mask(messages, item.tools, section, tokenizer)
+            tokens, mask = tokens_and_mask(messages, item.tools, section, tokenizer)
         except DataError as error:
             raise DataError(f"{where}: {error.what}", error.fix) from error
         if 1 not in mask:
@@ -213,9 +213,10 @@ def _require_qwen(tokenizer: Any, kind: str) -> None:
         )
 
 
-def _tokens_and_mask(
+def tokens_and_mask(
     messages: list[Message], tools: Any, section: DataSection, tokenizer: Any
 ) -> tuple[list[int], list[int]]:
+    """Token ids of a conversation and its loss mask, as the recipe says."""
     if section.apply_chat_template:
         messages = with_system_prompt(messages, section.system_prompt)
         if section.loss_mask_type in ("answer", "distill_qwen"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from slimecli import files
 from slimecli.data_tools.columns import Item, read_item
+from slimecli.data_tools.conversations import tokens_and_mask
 from slimecli.data_tools.demonstrations import load_demonstration
 from slimecli.data_tools.formats import Row, dump_rows, read_rows
 from slimecli.data_tools.prompts import render_prompt
@@ -61,16 +63,17 @@ def prepare(
         exclude: evaluation files and how they are read; rows with a prompt of theirs are dropped.
     """
     report = Report(length_checked=tokenizer is not None)
-    screen = _Screen(section, tokenizer, report, {key for path, how in exclude for key in _keys_of(path, how)})
+    screen = _Screen(section, sft, tokenizer, report, {key for path, how in exclude for key in _keys_of(path, how)})
     rows: list[Row] = []
     if section.source or section.train:
         rows = _generated(section, seed, screen) if section.source else _from_file(section, screen)
     elif not sft.data:
         raise UsageError("the recipe names no data", "set data.train=FILE or data.source=reasoning_gym:TASK")
     train, holdout = _split(rows, section, seed, report)
-    conversations = screen.conversations
+    held_out = {_key(r, section) for r in holdout}
+    conversations = _not_held_out(screen.conversations, section, report, held_out) if not sft.data else []
     if sft.data:
-        conversations = _sft_file(sft.data, section, screen, {_key(r, section) for r in holdout})
+        conversations = _not_held_out(_sft_file(sft.data, section, screen), section, report, held_out)
     elif section.demonstrations:
         conversations = _demonstrations(train, section, seed)
     for stem, part in (("train", train), ("holdout", holdout), ("sft", conversations)):
@@ -87,17 +90,23 @@ class _Screen:
     """Decides row by row what is kept; remembers prompts seen."""
 
     section: DataSection
+    sft: SftSection
     tokenizer: Any
     report: Report
     excluded: set[str]
     seen: set[str] = field(default_factory=set)
+    """keys, see _canonical"""
     conversations: list[Row] = field(default_factory=list)
     """whole conversations of rows that have no prompt of their own, or both"""
 
     def keep(self, row: Row, where: str, need: str = "prompt") -> Row | None:
         """The row with just the columns that are used, or None; the reason is counted."""
         item = read_item(row, self.section, where, need=need)
-        reason = self._reason(item, where)
+        try:
+            reason = self._reason(item, where)
+        except DataError as error:
+            told = error.what if where in error.what else f"{where}: {error.what}"
+            raise DataError(told, error.fix) from error
         if reason:
             self.report.dropped[reason] += 1
             return None
@@ -112,7 +121,8 @@ class _Screen:
         if item.messages is not None and not any(m["role"] == "assistant" for m in item.messages):
             return "no assistant message"
         key = _canonical(content)
-        if key in self.excluded:
+        asked = _conversation_prompt(item.messages) if item.prompt is None and item.messages is not None else key
+        if asked in self.excluded:
             return "overlap with evaluation"
         if key in self.seen:
             return "duplicate"
@@ -121,6 +131,12 @@ class _Screen:
             text = render_prompt(item, self.section, self.tokenizer, where)
             if len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) > self.section.max_prompt_tokens:
                 return "too long"
+        if self.tokenizer is not None and item.messages is not None and self.sft.steps:
+            tokens, mask = tokens_and_mask(item.messages, item.tools, self.section, self.tokenizer)
+            if self.sft.max_tokens and len(tokens) > self.sft.max_tokens:
+                return "conversation too long"
+            if 1 not in mask:
+                return "no token to learn"
         return ""
 
 
@@ -183,17 +199,19 @@ def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
     return rows
 
 
-def _sft_file(path: str, section: DataSection, screen: _Screen, held_out: set[str]) -> list[Row]:
-    own = _Screen(section, None, screen.report, screen.excluded)
-    out = []
-    for number, row in _readable(path, screen.report, section.skip_broken):
-        kept = own.keep(row, f"{path} row {number}", need="messages")
-        if kept is None:
-            continue
-        if _conversation_prompt(kept[section.messages_key]) in held_out:
-            screen.report.dropped["overlap with holdout"] += 1
-            continue
-        out.append(kept)
+def _sft_file(path: str, section: DataSection, screen: _Screen) -> list[Row]:
+    own = _Screen(section, screen.sft, screen.tokenizer, screen.report, screen.excluded)
+    kept = (
+        own.keep(r, f"{path} row {n}", need="messages") for n, r in _readable(path, own.report, section.skip_broken)
+    )
+    return [row for row in kept if row is not None]
+
+
+def _not_held_out(rows: list[Row], section: DataSection, report: Report, held_out: set[str]) -> list[Row]:
+    """Conversations whose prompt is not one of the held-out ones."""
+    out = [row for row in rows if _conversation_prompt(row[section.messages_key]) not in held_out]
+    if len(out) < len(rows):
+        report.dropped["overlap with holdout"] += len(rows) - len(out)
     return out
 
 
@@ -274,7 +292,11 @@ def _conversation_prompt(messages: list[dict[str, Any]]) -> str:
 
 
 def _canonical(content: Any) -> str:
-    """Equal for prompts that differ only in white space, or in being text instead of one user message."""
+    """A key equal for prompts that differ only in white space, or in being text instead of one user message."""
+    return hashlib.blake2b(_plain(content).encode(), digest_size=16).hexdigest()
+
+
+def _plain(content: Any) -> str:
     if isinstance(content, list):
         messages = [m for m in content if m.get("role") != "system"]
         if len(messages) == 1 and isinstance(messages[0].get("content"), str):

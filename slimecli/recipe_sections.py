@@ -172,6 +172,8 @@ class SftSection(Section):
     """shape after warm-up"""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """last learning rate as a share of the peak"""
+    max_tokens: int = Field(0, ge=0)
+    """longer conversations are dropped by prepare-data, and counted; 0: none is (tokens)"""
     data: str = ""
     """demonstrations (.jsonl or .parquet with messages); empty: what prepare-data wrote"""
 

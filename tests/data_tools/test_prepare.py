@@ -4,6 +4,7 @@ import pytest
 
 from slimecli import files
 from slimecli.data_tools.demonstrations import load_demonstration
+from slimecli.data_tools.formats import read_rows
 from slimecli.data_tools.prepare import prepare
 from slimecli.errors import DataError, UsageError
 from slimecli.recipe_sections import DataSection, SftSection
@@ -202,3 +203,35 @@ def test_reversal_task(tmp_path):
     steps = [r["messages"] for r in rows(tmp_path / "sft.jsonl") if " " in r["messages"][1]["content"]]
     word = steps[0][0]["content"].removesuffix(" backward")
     assert steps[0][1]["content"] == " ".join([*reversed(word), word[::-1]]) and len(steps) > 60
+
+
+def conversation(question, answer="46"):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def test_answers_to_held_out_prompts_are_no_demonstrations(tmp_path):
+    """Rows with a prompt and a conversation: what is held out is held out of both."""
+    rows = [{"prompt": f"{i} + 1 =", "label": "x", "messages": conversation(f"{i} + 1 =")} for i in range(20)]
+    section = DataSection(train=write(tmp_path / "a.jsonl", *rows), holdout=5)
+    report = prepare(section, SftSection(steps=1), tmp_path, seed=0)
+    assert report.kept == {"train": 15, "holdout": 5, "sft": 15} and report.dropped["overlap with holdout"] == 5
+    held = {row["prompt"] for row in read_rows(str(tmp_path / "holdout.jsonl"))}
+    assert not held & {row["messages"][0]["content"] for row in read_rows(str(tmp_path / "sft.jsonl"))}
+
+
+def test_conversations_are_checked_when_they_are_prepared(tmp_path, tokenizer):
+    rows = [
+        {"messages": conversation("1")},
+        {"messages": conversation("2", "4" * 60)},
+        {"messages": [{**m, "step_loss_mask": 0} for m in conversation("3")]},
+        {"messages": conversation("evaluated", "other")},
+    ]
+    exclude = [(write(tmp_path / "eval.jsonl", {"prompt": "evaluated", "label": "x"}), DataSection())]
+    section = DataSection(train=write(tmp_path / "a.jsonl", *rows))
+    sft = SftSection(steps=1, max_tokens=40)
+    report = prepare(section, sft, tmp_path, seed=0, tokenizer=tokenizer, exclude=exclude)
+    assert report.kept == {"sft": 1}
+    assert report.dropped == {"conversation too long": 1, "no token to learn": 1, "overlap with evaluation": 1}
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(DataError, match=r"a\.jsonl row 1: cannot tell from the chat template"):
+        prepare(section, sft, tmp_path, seed=0, tokenizer=tokenizer)
