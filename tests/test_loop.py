@@ -168,6 +168,18 @@ def test_normalised_corrections_take_the_log_probs_and_the_scale_of_their_own_st
     assert batch.advantages[batch.loss_mask > 0].abs().tolist() == pytest.approx([0.5 * scale] * 8)
 
 
+def test_the_proximal_policy_is_the_trainers_before_the_first_of_several_steps(make):
+    """The decoupled objective: old weights spoke (-0.1, -0.2), the ratio is to the policy at the start of the step (0)."""
+    build, log, _ = make
+    parts = build("trainer.steps_per_rollout=2", "algo.correction.level=token", "algo.correction.high=0")
+    loop(parts, 0, 1)
+    assert log.index("log_probs policy") < log.index("step") and log.count("log_probs policy") == 1
+    for batch in parts.trainer.batches:
+        trained = batch.loss_mask > 0
+        assert batch.old_log_probs.abs().max() == 0
+        assert batch.rollout_log_probs[trained].tolist() == pytest.approx([-0.1, -0.2] * 2)
+
+
 def test_an_engine_without_log_probs_cannot_speak_for_the_old_policy(make):
     build, _, _ = make
     parts = build("algo.old_log_probs=engine")

@@ -10,7 +10,7 @@ from typing import Any
 
 from slimecli.errors import SlimeError, UsageError
 from slimecli.recipe import Recipe
-from slimecli.rollout.generate import Generator, failure
+from slimecli.rollout.generate import UNFINISHED, Generator, failure
 from slimecli.rollout.sampling import rollout_sampling, rollout_seed
 from slimecli.rollout.versions import stamp
 from slimecli.types import Group, Sample, SampleStatus
@@ -61,6 +61,8 @@ class Answering:
             ]
             done = await self.generator.group(group, params)
         stamp(done, version)
+        if any(s.status in UNFINISHED for s in done):
+            return done  # interrupted: what is finished of it has no score yet
         for sample in done:
             if sample.status is not SampleStatus.FAILED:
                 sample.check()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -69,6 +70,25 @@ def test_a_continued_request_holds_all_tokens_and_what_is_left_of_the_budget():
     assert all(params["max_new_tokens"] == 20 - (len(ids) - 1) for ids, params in again)
     ended = [s for b in batches for g in b.groups for s in g if s.status is SampleStatus.TRUNCATED]
     assert ended and all(s.response_length == 20 for s in ended)
+
+
+def test_what_is_finished_of_an_interrupted_group_stays_and_is_scored_with_the_rest():
+    asked = Counter()
+
+    def second_is_long(ids):
+        asked[ids[0]] += len(ids) == 1
+        return 50 if len(ids) > 1 or (ids[0] % 3 == 2 and asked[ids[0]] % 2 == 0) else 3
+
+    engine = PacedEngine(second_is_long)
+    made, source = collector(engine, *PARTIAL)
+    first = collect_in_turn(made, engine, 1)[0]
+    halves = [g for g in source.state()["buffer"] if {s["status"] for s in g} == {"completed", "aborted"}]
+    assert halves and all("reward" not in s for g in halves for s in g) and len(first.groups) == 4
+    begun = engine.calls[:]
+    later = asyncio.run(made.collect(2)).groups + asyncio.run(made.collect(3)).groups
+    ended = [g for g in later if len({s.response_length for s in g}) == 2]
+    assert ended and all(s.status is SampleStatus.COMPLETED and s.reward is not None for g in ended for s in g)
+    assert all(len(call["input_ids"]) == 1 for call in engine.calls[len(begun) :] if len(call["input_ids"][0]) > 1)
 
 
 def test_interrupted_answers_survive_a_checkpoint():
