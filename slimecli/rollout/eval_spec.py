@@ -9,6 +9,7 @@ from typing import Any
 
 from slimecli.data_tools.rewards.version import hook_version, scorer_version
 from slimecli.recipe import Recipe
+from slimecli.rollout.custom import GENERATE
 from slimecli.types import Sample
 
 NOT_MEASURED = {"timeout_s", "retries"}
@@ -41,7 +42,8 @@ def make_spec(rows: Sequence[Sample], recipe: Recipe, sampling: Mapping[str, Any
         "seed": recipe.eval.seed,
         "generate": {
             "function": recipe.rollout.custom_generate,
-            "version": hook_version(recipe.rollout.custom_generate) if recipe.rollout.custom_generate else "",
+            "version": _generate_version(recipe.rollout.custom_generate),
+            "tools": recipe.tools.model_dump(mode="json") if recipe.rollout.custom_generate in GENERATE else {},
         },
         "scorer": {
             **settings,
@@ -49,6 +51,10 @@ def make_spec(rows: Sequence[Sample], recipe: Recipe, sampling: Mapping[str, Any
             "version": scorer_version(recipe.reward, kinds),
         },
     }
+
+
+def _generate_version(name: str) -> str:
+    return hook_version(GENERATE.get(name, name)) if name else ""
 
 
 def spec_hash(spec: Spec) -> str:

@@ -2,14 +2,14 @@ import asyncio
 
 import pytest
 
-from slimecli.errors import SlimeError
 from slimecli.data_tools.rewards import load_reward
+from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
 from slimecli.recipe_rollout import EvalSetSection
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.eval_sets import EvalSet, set_recipe
+from slimecli.rollout.eval_spec import differences, make_spec
 from slimecli.rollout.evaluate import evaluate
-from slimecli.rollout.eval_spec import differences
 from slimecli.rollout.generate import Generator
 from slimecli.types import Sample
 from tests.rollout.fakes import ScriptedEngine
@@ -133,3 +133,12 @@ def test_seeds_follow_the_prompts_place_and_not_the_set_name():
         generator = Generator(engine=engine, reward=is_even, args=HookArgs(recipe), timeout_s=5.0)
         asyncio.run(evaluate(recipe, generator, [EvalSet(name=name, rows=rows)], [2], greedy=False))
     assert sent["a"] == sent["b"] and len(set(sent["a"])) == 4
+
+
+def test_a_generate_function_is_a_part_of_what_was_measured():
+    rows = [Sample(prompt="p", tokens=[1], label="x")]
+    plain, loop = (load_recipe("", (f"rollout.custom_generate='{name}'",)) for name in ("", "tool_loop"))
+    fewer = load_recipe("", ("rollout.custom_generate='tool_loop'", "tools.max_turns=2"))
+    specs = [make_spec(rows, recipe, {}, 1, "") for recipe in (plain, loop, fewer)]
+    assert specs[0]["generate"]["version"] == "" and len(specs[1]["generate"]["version"]) == 12
+    assert [name for name, _, _ in differences(specs[1], specs[2])] == ["generate.tools.max_turns"]
