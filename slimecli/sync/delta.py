@@ -150,17 +150,21 @@ class Delta:
 
     def applied(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The new tensor; raises naming it if it does not come out as it was when the changes were taken."""
+        new = self.new(name, old)
+        if tensor_digest(name, new) != self.tensors[name]["digest"]:
+            raise DeltaRefused(f"{name} does not come out as it was sent: its checksum differs", _AGAIN)
+        return new
+
+    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        """The new tensor, its digest not looked at."""
         entry = self.tensors[name]
         have = [str(old.dtype).removeprefix("torch."), list(old.shape)]
         if have != [entry["dtype"], list(entry["shape"])]:
             raise DeltaRefused(f"{name} is {have}, the changes are for {[entry['dtype'], entry['shape']]}", _AGAIN)
         try:
-            new = decode(self._read(entry), entry, old)
+            return decode(self._read(entry), entry, old)
         except (zstandard.ZstdError, ValueError, IndexError, RuntimeError) as error:
             raise DeltaRefused(f"the changes of {name} are damaged: {error}", _AGAIN) from None
-        if tensor_digest(name, new) != entry["digest"]:
-            raise DeltaRefused(f"{name} does not come out as it was sent: its checksum differs", _AGAIN)
-        return new
 
     def _read(self, entry: Mapping[str, Any]) -> bytes:
         with (self.folder / "delta.bin").open("rb") as handle:

@@ -89,7 +89,10 @@ class EngineWeights:
 
     async def from_chain(self, chain: Path, version: str | None, running: Running = "finish") -> WeightReceipt:
         """From a folder of versions: the changes since what is held, or where that is not in it, all weights."""
-        return await self._take(lambda: changes.steps(self.book, chain, version), version, running)
+        held: str = await self._call(lambda: changes.held_by(self.book))
+        loop = asyncio.get_running_loop()
+        checked = await loop.run_in_executor(None, changes.check_ahead, self.book, chain, version, held)
+        return await self._take(lambda: changes.steps(self.book, chain, version, checked), version, running)
 
     async def from_changes(self, folder: Path, version: str | None, running: Running = "finish") -> WeightReceipt:
         """From one folder of changes, which must be from the weights that are held."""
