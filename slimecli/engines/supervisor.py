@@ -168,9 +168,11 @@ class SupervisedPool(EnginePool):
         except TimeoutError:
             return f"no answer to a health check within {timeout_s:g} s"
         except EngineUnreachableError as error:
+            what = f"no connection to the engine at {self.engines[seat.number].url} while answering its health check"
+            why = error.what.replace(what, "no connection")
             if seat.state == "up":
-                self._lose(seat, error.what)
-            return error.what
+                self._lose(seat, why)
+            return why
         except SlimeError as error:
             return error.what
         return ""

@@ -55,21 +55,23 @@ def start(folder, name, *extra):
     return run, root
 
 
-def engines_of(folder):
-    """Process numbers of the engines of runs under a folder."""
+def engines_of(folder, name="EngineHost"):
+    """Process numbers of the engines (or what else is named so) of runs under a folder."""
     mark = f"SLIME_RUNS={folder / 'runs'}\0"
-    return [number for number, line in processes(mark).items() if "EngineHost" in line]
+    return [number for number, line in processes(mark).items() if name in line]
 
 
 @pytest.mark.ray
 def test_an_engine_that_is_killed_is_replaced_and_the_run_equals_an_undisturbed_one(tmp_path):
-    run, root = start(tmp_path, "r", "engine.health_interval_s=0.5")
+    run, root = start(tmp_path, "r", "engine.health_interval_s=0.5", "engine.router='builtin'")
     os.kill(engines_of(tmp_path)[0], signal.SIGKILL)
+    os.kill(engines_of(tmp_path, "slimecli.engines.router")[0], signal.SIGKILL)
     told = run.communicate(timeout=180)[1].decode()
     assert run.returncode == 0, told
     assert re.search(r"engine \d at http://\S+ died \(.*\): restarted in [\d.]+ s at \S+, holds version \d+", told), (
         told
     )
+    assert re.search(r"the router at http://\S+ died \(exit code -9\): restarted", told), told
     lost = [r for r in map(json.loads, (root / "perf.jsonl").read_text().splitlines()) if "engine/lost" in r]
     assert len(lost) == 1 and lost[0]["engine/lost"] == 1
     assert "restarted in" in (root / "logs" / "latest" / "engines.log").read_text()

@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--queue-timeout-secs", type=float, default=60.0, help="how long a request waits when no engine lives")
     add("--max-concurrent-requests", type=int, default=8192, help="more are turned away with 429")
     add("--max-payload-size", type=int, default=256 << 20, help="largest request (bytes)")
+    add("--max-buffered-request-bytes", type=int, default=1 << 30, help="of requests in flight, all together")
     add("--request-timeout-secs", type=float, default=1800.0, help="deadline of a request")
     add("--health-check-interval-secs", type=float, default=5.0, help="between two looks at an engine")
     add("--health-check-timeout-secs", type=float, default=5.0, help="deadline of a look")
@@ -66,6 +67,7 @@ async def serve(args: argparse.Namespace) -> None:
         wait_s=args.queue_timeout_secs,
         max_in_flight=args.max_concurrent_requests,
         max_body=args.max_payload_size,
+        max_buffered=args.max_buffered_request_bytes,
         timeout_s=args.request_timeout_secs,
         api_key=env.secret(KEY_VARIABLE),
     )

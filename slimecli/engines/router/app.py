@@ -46,6 +46,8 @@ class Settings:
     """requests beyond this are turned away with 429"""
     max_body: int = 256 << 20
     """largest request (bytes)"""
+    max_buffered: int = 1 << 30
+    """requests in flight are held in memory, to be sent again; beyond this sum they are turned away with 429 (bytes)"""
     timeout_s: float = 1800.0
     """deadline of one request (seconds)"""
     api_key: str = field(default="", repr=False)
@@ -77,6 +79,7 @@ class Gateway:
         self.settings = settings
         self.workers = workers
         self._in_flight = 0
+        self._buffered = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self, urls: list[str]) -> None:
@@ -99,11 +102,16 @@ class Gateway:
             return failure(f"{request.path} goes to each engine by itself: GET /workers lists them", 404)
         if self._in_flight >= self.settings.max_in_flight:
             return failure(f"{self._in_flight} requests are in flight already", 429)
+        body = await request.read()
+        if self._buffered + len(body) > self.settings.max_buffered:
+            return failure(f"requests of {self._buffered} bytes are in flight already", 429)
         self._in_flight += 1
+        self._buffered += len(body)
         try:
-            return await self._try_engines(request, await request.read())
+            return await self._try_engines(request, body)
         finally:
             self._in_flight -= 1
+            self._buffered -= len(body)
 
     async def _try_engines(self, request: web.Request, body: bytes) -> web.StreamResponse:
         ask = ask_of(request, body)

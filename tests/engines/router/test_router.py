@@ -215,6 +215,11 @@ def test_more_than_it_may_hold_is_turned_away(engines, router, ask):
     front = router(engines(1), max_concurrent_requests=3)
     counted = Counter(s for s, _ in ask(front.url, [payload(i, 100) for i in range(10)]))
     assert counted[200] >= 3 and counted[429] >= 1 and counted.total() == 10
+    front = router(engines(1), max_buffered_request_bytes=1000, max_payload_size=2000)
+    long = payload(1) | {"input_ids": [1] * 400}
+    assert [s for s, _ in ask(front.url, [long])] == [429]
+    assert [s for s, _ in ask(front.url, [payload(1) | {"input_ids": [1] * 1000}])] == [413]
+    assert [s for s, _ in ask(front.url, [payload(1)])] == [200]
 
 
 def test_a_thousand_requests_at_once_none_lost_none_doubled(engines, router, ask):

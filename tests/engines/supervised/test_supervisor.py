@@ -2,15 +2,18 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from slimecli.engines.attached import attach
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.seats import EnginesLostError
 from slimecli.errors import SlimeError
+from slimecli.recipe import load_recipe
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
-from tests.engines.processes import is_busy, said, soon
+from tests.engines.processes import is_busy, payload, said, soon, start_engine
 
 
 def held(pool):
@@ -234,3 +237,29 @@ def test_a_group_stays_together_on_a_living_engine(pool):
     answers = trio.aio.run(scene())
     assert [len(a) for a in answers] == [6] * 4 and answers[0] != answers[3]
     assert [r["output_ids"] for r in answers[0]] == [r["output_ids"] for r in answers[1]]
+
+
+def test_an_engine_that_others_run_takes_part_again_when_it_answers_again(stock, publish, folders, tmp_path):
+    pair = stock.take(2)
+    sets = ("engine.health_interval_s=0.2", "engine.start_timeout_s=20", f"engine.urls={[e.url for e in pair]}")
+    pool = attach(load_recipe("", sets), log=tmp_path / "engines.log")
+    with asyncio.Runner() as aio:
+        front = SimpleNamespace(pool=pool, aio=aio)
+        publish(front, 4)
+        pair[0].kill()
+        asked = [pool.generate(payload(i)) for i in range(6)]
+
+        async def scene():
+            answers = await asyncio.gather(*asked)
+            stock.adopt(await asyncio.to_thread(start_engine, folders[0], port=pair[0].port))
+            await soon(all_up)
+            return answers
+
+        async def all_up():
+            return all(s.state == "up" for s in pool.seats)
+
+        assert {a["meta_info"]["weight_version"] for a in aio.run(scene())} == {"4"}
+        assert held(front) == [(4, fingerprint(HfFolder(folders[1]).iterate()))] * 2
+        aio.run(pool.close())
+    pool.seats[0].thread.join(10)
+    assert f"engine 0 at {pair[0].url} died" in (tmp_path / "engines.log").read_text()
