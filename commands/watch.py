@@ -11,6 +11,7 @@ import typer
 from slimecli.commands._options import JsonOpt, RunOpt
 
 if TYPE_CHECKING:
+    from slimecli.observe.display import Progress
     from slimecli.rundir import RunDir
 
 EXAMPLES = [
@@ -81,13 +82,26 @@ def watch(run: RunDir, *, as_json: bool = False) -> str:
         for event in follow(run):
             console.emit(event)
     else:
+        told: set[str] = set()
         with Progress(run, run.recipe()) as progress:
             for event in follow(run):
                 if event["kind"] == "stage":
                     progress.stage(event["stage"], event["status"], event["detail"])
                 else:
                     progress.step(event["step"], event["total"], event["metrics"], event["perf"], stage=event["stage"])
+                    _tell_breaks(run, event["metrics"], progress, told)
     return run_status(run, read_run(run))
+
+
+def _tell_breaks(run: RunDir, metrics: dict[str, Any], progress: Progress, told: set[str]) -> None:
+    """Say once per set and mode that older held-out scores were measured in another way than the newest."""
+    from slimecli.observe.records import read_run
+
+    for sentence in read_run(run).eval_breaks() if any(key.startswith("eval/") for key in metrics) else ():
+        about = sentence.partition(":")[0]
+        if about not in told:
+            told.add(about)
+            progress.message(sentence)
 
 
 def cli(

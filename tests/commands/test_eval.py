@@ -131,5 +131,9 @@ def test_scores_of_different_specs_are_not_one_curve(runs_root, capsys):
     assert data["not_compared"][0].split(";")[0] in render_report(run)
     assert "| holdout | sampled |  | 0.9000 |" in _scores(run, 4)
     assert "| holdout | greedy | 0.2000 | 0.9000 |" in _scores(run, 4)
+    run.append(run.metrics_path, {"step": 5, "eval/holdout/sampled": 0.9})
+    assert cli.run(["watch", "r"]) in (0, 6)
+    told = capsys.readouterr().err
+    assert told.count("was measured with another spec") == 1
     assert cli.run(["runs", "--json"]) == 0
     assert scores(capsys)[0]["spec"] == "bbbb" and open_run("r").eval_steps() == [0, 4]
