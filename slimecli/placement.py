@@ -59,7 +59,7 @@ class Demand:
     group: int
     """neighbouring ranks that stay on one machine (tensor x context parallelism)"""
     engines: tuple[int, ...]
-    """GPUs of each engine, on one machine"""
+    """GPUs of each engine, on one machine; one that is spread over several counts as several"""
     colocate: bool
     """engines use the trainer's GPUs, in turn with it"""
 
@@ -127,7 +127,7 @@ def demand_of(recipe: Recipe, group: int, gpus: int) -> Demand:
     demand = Demand(
         ranks=recipe.trainer.processes,
         group=group,
-        engines=tuple(server.gpus for server in servers_of(recipe)),
+        engines=tuple(part for server in servers_of(recipe) for part in server.parts),
         colocate=recipe.cluster.placement == "colocated",
     )
     if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):

@@ -108,5 +108,7 @@ class ClusterSection(Section):
     placement: Literal["auto", "colocated", "disaggregated"] = "auto"
     """colocated: trainer and engines use the same GPUs in turn, the one sleeps while the other works; disaggregated:
     each has its own; auto: disaggregated where the cluster has GPUs for both"""
+    gpus_per_machine: int = Field(8, gt=0)
+    """GPUs of a machine: an engine with more of them is spread over several (sglang)"""
     start_timeout_s: float = Field(300.0, gt=0)
     """deadline for all actors to be ready (seconds)"""

@@ -39,6 +39,12 @@ class ServerPlan:
         """GPUs it is spread over."""
         return self.recipe.gpus_per_engine
 
+    @property
+    def parts(self) -> list[int]:
+        """GPUs it has on each of its machines."""
+        machine = self.recipe.cluster.gpus_per_machine
+        return [self.gpus] if self.gpus <= machine else [machine] * -(-self.gpus // machine)
+
 
 def policy_servers(recipe: Recipe) -> list[ServerPlan]:
     """The servers that get new weights."""
@@ -103,6 +109,11 @@ def topology_problems(recipe: Recipe) -> Iterator[str]:
         yield "`engine.groups` mixes regular servers with prefill and decode ones; one router leads to one sort"
     if "prefill" in kinds and section.router in ("none", "builtin"):
         yield f"`engine.router` = {section.router!r} knows no prefill and decode servers; take 'smg' or 'sglang'"
+    machine = recipe.cluster.gpus_per_machine
+    for gpus in sorted(
+        {server.gpus for server in servers_of(recipe) if server.gpus > machine and server.gpus % machine}
+    ):
+        yield f"an engine of {gpus} GPUs does not fill machines of `cluster.gpus_per_machine` = {machine}"
     names = [model.name for model in section.models]
     yield from (f"`engine.models` has two of the name {n!r}" for n in sorted({n for n in names if names.count(n) > 1}))
     for field, address in (("distill.url", recipe.distill.url), ("reward.judge.url", recipe.reward.judge.url)):

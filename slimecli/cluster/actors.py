@@ -66,15 +66,29 @@ def reachable(recipe: Recipe) -> Recipe:
 
 
 class EngineHost:
-    """One engine behind HTTP: the embedded one in this process, or an SGLang server of its own."""
+    """One engine behind HTTP: the embedded one in this process, or an SGLang server (or a machine's share of one).
 
-    def __init__(self, recipe: dict[str, Any], model_dir: str, log: str, gpus: Sequence[int] = ()) -> None:
+    Args:
+        gpus: of this machine, which it may use.
+        index: number of the engine among the run's.
+        share: as in slimecli.engines.sglang.launch.start_server.
+    """
+
+    def __init__(
+        self,
+        recipe: dict[str, Any],
+        model_dir: str,
+        log: str,
+        gpus: Sequence[int] = (),
+        index: int = 0,
+        share: tuple[int, int, str] | None = None,
+    ) -> None:
         resolved = reachable(validate_recipe(recipe))
         _prepare_process(log, resolved.engine.threads, gpus)
         if resolved.engine.backend == "sglang":
             from slimecli.engines.sglang.launch import start_server
 
-            server = start_server(resolved, Path(model_dir), log=Path(log))
+            server = start_server(resolved, Path(model_dir), log=Path(log), index=index, share=share)
             self._url, self._stop = server.url, server.close
             return
         from slimecli.engines import api_key, open_embedded

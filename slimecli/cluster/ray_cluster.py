@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,13 @@ class RayCluster:
         return {m.name: self._open_servers(recipe, Path(m.path), m.name) for m in recipe.engine.models}
 
     def _open_servers(self, recipe: Recipe, model_dir: Path, model: str) -> RolloutEngine:
+        if self.colocated:  # servers must know it where `auto` has decided so
+            cluster = recipe.cluster.model_copy(update={"placement": "colocated"})
+            recipe = recipe.model_copy(update={"cluster": cluster})
         plans = servers_of(recipe)
-        served = zip(plans, places_of(self._reserved(), len(plans)), strict=True)
-        own = [(plan, place) for plan, place in served if plan.model == model]
+        places = iter(places_of(self._reserved(), sum(len(plan.parts) for plan in plans)))
+        served = [(plan, list(itertools.islice(places, len(plan.parts)))) for plan in plans]
+        own = [(plan, parts) for plan, parts in served if plan.model == model]
         return RayEngines(recipe, self._run, model_dir, self._actor, own).open()
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:

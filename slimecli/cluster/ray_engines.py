@@ -20,6 +20,8 @@ from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.topology import ServerPlan
 
+FIRST_MEETING = 20100
+"""port at which the machines of the first engine meet; the next engine's is one above"""
 _LOADING = "the engines to load the model"
 MakeActor = Callable[..., Any]
 """(class, *arguments, at=node) -> actor"""
@@ -43,7 +45,7 @@ class RayEngines:
 
     Args:
         make: makes an actor of the cluster.
-        servers: what each is, and where it runs.
+        servers: what each is, and where its parts run.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class RayEngines:
         run: RunDir,
         model_dir: Path,
         make: MakeActor,
-        servers: Sequence[tuple[ServerPlan, Place]],
+        servers: Sequence[tuple[ServerPlan, Sequence[Place]]],
     ) -> None:
         self._recipe = recipe
         self._run = run
@@ -61,13 +63,14 @@ class RayEngines:
         self._servers = servers
         self._name = servers[0][0].model or "engine"
         self._router: Router | None = None
-        self._hosts: list[Any] = [self._start(number) for number in range(len(servers))]
+        self._hosts: list[list[Any]] = [self._start(number) for number in range(len(servers))]
+        """per server an actor on each of its machines; the first one answers"""
 
     def open(self) -> SupervisedPool:
         """Wait until all answer; one pool over them."""
         section = self._recipe.engine
         what = f"the servers of {self._name} to load the model" if self._name != "engine" else _LOADING
-        urls = wait([h.url.remote() for h in self._hosts], what, section.start_timeout_s)
+        urls = wait([parts[0].url.remote() for parts in self._hosts], what, section.start_timeout_s)
         clients = [connect(self._recipe, url) for url in urls]
         plans = [plan for plan, _ in self._servers]
         split = any(plan.kind != "regular" for plan in plans)
@@ -89,27 +92,41 @@ class RayEngines:
             pool.through = connect(self._recipe, pool.router.url)
         return pool
 
-    def _start(self, number: int) -> Any:
+    def _start(self, number: int) -> list[Any]:
         # the weights that the run began with may be pruned by now; which ones an engine starts with does not matter
         folder = self._model_dir if files.is_committed(self._model_dir) else self._run.model_dir
-        plan, place = self._servers[number]
+        plan, places = self._servers[number]
         if plan.path:
             folder = Path(plan.path).expanduser().absolute()
-        log = str(self._run.log_path(f"{self._name}_{number}"))
-        tree = plan.recipe.model_dump(mode="json")
-        return self._make(EngineHost, tree, str(folder), log, place.gpus, at=place.node)
+        tree, actors = plan.recipe.model_dump(mode="json"), []
+        meeting = f"{_address(places[0].node)}:{FIRST_MEETING + number}" if len(places) > 1 else ""
+        for rank, place in enumerate(places):
+            log = str(self._run.log_path(f"{self._name}_{number}" + f"_machine_{rank}" * bool(rank)))
+            share = (len(places), rank, meeting) if meeting else None
+            actors.append(self._make(EngineHost, tree, str(folder), log, place.gpus, number, share, at=place.node))
+        return actors
 
     def _respawn(self, number: int) -> HttpEngine:
         import ray
 
-        ray.kill(self._hosts[number])
+        for actor in self._hosts[number]:
+            ray.kill(actor)
         self._hosts[number] = self._start(number)
         what = f"{self._name} {number} to load the model"
-        (url,) = wait([self._hosts[number].url.remote()], what, self._recipe.engine.start_timeout_s)
+        (url,) = wait([self._hosts[number][0].url.remote()], what, self._recipe.engine.start_timeout_s)
         plan, _ = self._servers[number]
         if self._router is not None and plan.kind != "regular":
             self._router.roles[url] = (plan.kind, plan.bootstrap_port)
         return connect(self._recipe, url)
+
+
+def _address(node: str) -> str:
+    """Of a machine of the cluster; this one's where all processes are on it."""
+    import ray
+
+    if not node:
+        return str(ray.util.get_node_ip_address())
+    return str(next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node))
 
 
 def needs_router(recipe: Recipe, servers: int) -> bool:

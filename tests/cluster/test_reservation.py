@@ -11,7 +11,7 @@ import os, sys, time
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 from slimecli import env
-from slimecli.cluster import ray_cluster, reservation
+from slimecli.cluster import ray_cluster, ray_engines, reservation
 from slimecli.placement import Demand, demand_of
 from slimecli.cluster.ray_cluster import RayCluster
 from slimecli.errors import SlimeError
@@ -65,6 +65,24 @@ assert ray.available_resources()["GPU"] == 8.0, "all are given back"
 shared = load_recipe("", ("trainer.processes=8", "engine.replicas=2", "engine.backend=sglang", "sglang.tp=4", sets[0]))
 assert demand_of(shared, 4, 8).colocate and demand_of(shared, 4, 8).bundles() == [4, 4]
 ray.shutdown()
+
+class Engine:
+    def __init__(self, tree, model_dir, log, gpus, index, share): self.told = gpus, index, share, log
+    def url(self): return "http://127.0.0.1:1"
+    def look(self): return ray.get_runtime_context().get_node_id(), *self.told
+
+ray_engines.EngineHost = Engine
+spread = ("engine.backend=sglang", "sglang.tp=8", "cluster.gpus_per_machine=4", "engine.router=none")
+trained = (sets[0], sets[2], "trainer.processes=8", f"cluster.address='{nodes.address}'")
+recipe = load_recipe("", (*spread, *trained))
+cluster = RayCluster(recipe, run)
+pool = cluster.open_engine(recipe, run.root)
+first, second = ray.get([a.look.remote() for a in cluster._actors])
+assert first[0] != second[0] and len(first[1]) == len(second[1]) == 4, (first, second)
+assert (first[3][:2], second[3][:2]) == ((2, 0), (2, 1)) and first[3][2] == second[3][2], (first, second)
+assert first[3][2].endswith(":20100") and second[4].endswith("engine_0_machine_1.log"), (first, second)
+assert len(pool.engines) == 1, "one of them answers"
+cluster.close()
 nodes.shutdown()
 print("held")
 """

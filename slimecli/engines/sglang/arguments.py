@@ -23,6 +23,9 @@ OWNED = {
     "host": "engine.host",
     "port": "slime, which takes a free one",
     "nccl_port": "slime, which takes a free one",
+    "nnodes": "cluster.gpus_per_machine",
+    "node_rank": "cluster.gpus_per_machine",
+    "dist_init_addr": "slime, which knows the machines",
     "base_gpu_id": "slime, which gives each server its GPUs",
     "gpu_id_step": "slime, which gives each server its GPUs",
     "random_seed": "seed",
@@ -60,6 +63,12 @@ class Place:
     nccl_port: int
     index: int = 0
     """number of the server among the run's"""
+    machines: int = 1
+    """over which the server is spread"""
+    rank: int = 0
+    """number of this machine among them; the first one answers requests"""
+    meeting: str = ""
+    """HOST:PORT at which several machines find each other"""
 
 
 def problems_of(recipe: Recipe) -> list[str]:
@@ -86,6 +95,8 @@ def decided(recipe: Recipe, *, on_gpu: bool) -> list[tuple[str, Any, str]]:
     out.append(("dtype", dtype, reason))
     if section.max_context:
         out.append(("context_length", section.max_context, "engine.max_context"))
+    if on_gpu and recipe.cluster.placement == "colocated":
+        out.append(("enable_memory_saver", True, "cluster.placement = colocated: memory is given up by turns"))
     if not on_gpu:
         tokens = section.slots * recipe.max_context
         reason = "engine.slots x the recipe's context; SGLang would take most of the machine's memory"
@@ -103,6 +114,8 @@ def command_words(recipe: Recipe, model_dir: Path, place: Place, *, on_gpu: bool
     values = {name: value for name, value, _ in decided(recipe, on_gpu=on_gpu)} | given
     values["random_seed"] = recipe.seed + place.index
     values |= {"model_path": str(model_dir), "host": place.host, "port": place.port, "nccl_port": place.nccl_port}
+    if place.machines > 1:
+        values |= {"nnodes": place.machines, "node_rank": place.rank, "dist_init_addr": place.meeting}
     return [word for name, value in values.items() for word in words_of(known[name], value)]
 
 

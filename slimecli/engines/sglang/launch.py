@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +27,8 @@ from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 
 HERE = Path(__file__).parent
+Share = tuple[int, int, str]
+"""(machines, number of this one, HOST:PORT at which they meet)"""
 TRIES = 3
 """ports tried; another program may take one between its choice and its use"""
 GRACE_S = 5.0
@@ -110,6 +113,7 @@ def start_server(
     log: Path,
     devices: Sequence[int] = (),
     index: int = 0,
+    share: Share | None = None,
 ) -> Server:
     """Start a server and wait until it answers its health check.
 
@@ -119,12 +123,14 @@ def start_server(
         log: gets all that the server writes.
         devices: GPUs it may use; empty: all that this process sees.
         index: number of the server among the run's; it moves the seed.
+        share: this machine's part in a server that is spread over several.
 
     Raises SlimeError with the reason and the end of the log if it ends or does not answer in engine.start_timeout_s.
     """
     host = host or recipe.engine.host
     for attempt in range(TRIES):
-        place = Place(host=host, port=port or free_port(host), nccl_port=free_port(host), index=index)
+        own = Place(host=host, port=port or free_port(host), nccl_port=free_port(host), index=index)
+        place = own if share is None else replace(own, machines=share[0], rank=share[1], meeting=share[2])
         server = _spawn(recipe, model_dir, place, log, devices)
         try:
             _wait(server, recipe.engine.start_timeout_s, api_key(recipe))

@@ -45,6 +45,10 @@ FIELDS = """
         context_length: A[Optional[int], "x"] = None
         dtype: A[Literal["auto", "float32", "bfloat16"], "x"] = "auto"
         device: A[Optional[str], "x"] = None
+        enable_memory_saver: A[bool, "x"] = False
+        nnodes: A[int, "x"] = 1
+        node_rank: A[int, "x"] = 0
+        dist_init_addr: A[Optional[str], "x"] = None
 """
 SERVER = """
     import http.server, json, os, subprocess, sys, time

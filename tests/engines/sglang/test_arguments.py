@@ -1,6 +1,7 @@
 """What SGLang takes is read from its source, and a recipe becomes its command line."""
 
 import ast
+import dataclasses
 import itertools
 
 import pytest
@@ -94,6 +95,22 @@ def test_what_slime_decides(made_up):
     own = recipe(made_up, "sglang.attention-backend=triton")
     names = [name for name, _, _ in arguments.decided(own, on_gpu=False)]
     assert "attention_backend" not in names and "sampling_backend" in names
+
+
+def test_a_server_on_several_machines(made_up):
+    place = dataclasses.replace(PLACE, machines=2, rank=1, meeting="10.0.0.1:20100")
+    words = arguments.command_words(recipe(made_up), made_up, place, on_gpu=True)
+    pairs = dict(itertools.pairwise(words))
+    assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--dist-init-addr"]) == ("2", "1", "10.0.0.1:20100")
+    (told,) = arguments.problems_of(recipe(made_up, "sglang.nnodes=2"))
+    assert "said by cluster.gpus_per_machine" in told
+
+
+def test_memory_is_given_up_only_where_gpus_are_shared(made_up):
+    colocated = recipe(made_up, "cluster.placement=colocated")
+    assert "--enable-memory-saver" in arguments.command_words(colocated, made_up, PLACE, on_gpu=True)
+    assert "--enable-memory-saver" not in arguments.command_words(colocated, made_up, PLACE, on_gpu=False)
+    assert "--enable-memory-saver" not in arguments.command_words(recipe(made_up), made_up, PLACE, on_gpu=True)
 
 
 def test_an_environment_without_sglang(tmp_path):
