@@ -112,7 +112,9 @@ class HttpStream:
 
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         self._url = url.rstrip("/") + "/generate"
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def __call__(self, payload: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -44,13 +44,14 @@ class Worker(Protocol):
 class EmbeddedWorker:
     """`python -m slimecli.engines.embedded`, which ends when this process does."""
 
-    def __init__(self, recipe: Recipe, model_dir: Path, log: Path) -> None:
+    def __init__(self, recipe: Recipe, model_dir: Path, log: Path, device: str = "auto") -> None:
         section = recipe.engine
         words = {
             "model": model_dir,
             "slots": section.slots,
             "max-context": fitting_context(recipe, model_dir),
             "dtype": section.dtype,
+            "device": device,
             "threads": section.threads,
             "parent": os.getpid(),
         }
@@ -195,8 +196,13 @@ class ProcessFleet:
         if self._recipe.engine.backend == "sglang":
             from slimecli.engines.sglang.launch import start_server
 
-            return start_server(self._recipe, self._model_dir, host="127.0.0.1", log=log, index=number)
-        return EmbeddedWorker(self._recipe, self._model_dir, log)
+            each = self._recipe.gpus_per_engine
+            devices = range(number * each, (number + 1) * each) if gpus() >= each * self._recipe.engine.replicas else ()
+            return start_server(
+                self._recipe, self._model_dir, host="127.0.0.1", log=log, devices=list(devices), index=number
+            )
+        device = f"cuda:{number % gpus()}" if gpus() else "auto"
+        return EmbeddedWorker(self._recipe, self._model_dir, log, device)
 
     def _enter(self, worker: Worker) -> None:
         self._workers.append(worker)
@@ -268,6 +274,13 @@ class ProcessFleet:
                 stack.callback(worker.close)
             if self._router:
                 stack.callback(self._router.close)
+
+
+def gpus() -> int:
+    """GPUs of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def open_fleet(recipe: Recipe, model_dir: Path, logs: Path) -> Fleet:
