@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,8 +66,7 @@ class SglangWeights:
 
         assert update.folder is not None
         loop = asyncio.get_running_loop()
-        async with _one_at_a_time(str(update.folder)):
-            folder = await loop.run_in_executor(None, materialise, update.folder, update.version)
+        folder = await loop.run_in_executor(None, materialise, update.folder, update.version)
         return replace(update, folder=folder)
 
     # -- the order (engines.standstill) ------------------------------------------------------------------------------
@@ -189,18 +188,3 @@ def _nbytes(update: WeightUpdate) -> int:
 
         return HfFolder(update.folder).nbytes
     return sum(entry["nbytes"] for bucket in update.buckets or () for entry in bucket["tensors"])
-
-
-_locks: dict[str, asyncio.Lock] = {}
-
-
-@contextlib.asynccontextmanager
-async def _one_at_a_time(folder: str) -> AsyncIterator[None]:
-    """Several engines are given one folder, which one of them brings forward."""
-    lock = _locks.setdefault(folder, asyncio.Lock())
-    try:
-        async with lock:
-            yield
-    finally:
-        if not lock.locked():
-            _locks.pop(folder, None)

@@ -8,6 +8,7 @@ fingerprint.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -200,7 +201,7 @@ def _stage_changes(pairs: Pairs, before: _Snapshot, version: int, folder: Path) 
         about["fingerprint"] = mark.hexdigest()
 
     with files.committed_folder(folder / f"d{version:06d}", {"version": version}) as temporary:
-        told = delta.write(watched(), before.tensors, temporary, about)
+        told = delta.write(watched(), before.tensors, temporary, about, lambda name, _: mark.digest(name))
     return mark, told
 
 
@@ -230,8 +231,16 @@ def _prune(chain: Chain) -> None:
 def materialise(folder: Path, version: int) -> Path:
     """A version of a chain as an ordinary HF folder, for servers that cannot apply changes.
 
-    It is kept beside the versions and brought forward in place. Every tensor is verified before it is written.
+    It is kept beside the versions and brought forward in place, by one caller at a time. Every tensor is verified
+    before it is written.
     """
+    Chain.read(folder)  # who names another folder hears of it
+    with (folder / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        return _materialise(folder, version)
+
+
+def _materialise(folder: Path, version: int) -> Path:
     chain, out = Chain.read(folder), folder / WHOLE
     state = out / "STATE.json"
     held = str(files.read_json(state).get("fingerprint", "")) if state.is_file() else ""

@@ -11,7 +11,7 @@ Numbers are split into byte planes first (all lowest bytes, then all second ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,20 @@ class DeltaRefused(SlimeError):
     """The changes are damaged, or belong to other weights; nothing was applied."""
 
 
-def write(pairs: Pairs, base: Mapping[str, torch.Tensor], folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+def write(
+    pairs: Pairs,
+    base: Mapping[str, torch.Tensor],
+    folder: Path,
+    about: dict[str, Any],
+    digest: Callable[[str, torch.Tensor], str] = tensor_digest,
+) -> dict[str, Any]:
     """Write the changes into an existing folder, reading `pairs` once.
 
     Args:
         pairs: the new weights.
         base: the old ones on the CPU: the same names, dtypes and shapes.
         about: filled by the caller while `pairs` is read: versions and fingerprints; it goes into delta.json.
+        digest: of a new tensor, for who has it already.
 
     Returns delta.json.
     """
@@ -65,7 +72,7 @@ def write(pairs: Pairs, base: Mapping[str, torch.Tensor], folder: Path, about: d
                 "count": count,
                 "offset": offset,
                 "nbytes": len(frame),
-                "digest": tensor_digest(name, new),
+                "digest": digest(name, new),
             }
             offset += len(frame)
     told = {"format": FORMAT, **about, "bytes": offset, "changed": changed, "elements": total, "tensors": tensors}

@@ -46,7 +46,11 @@ class Fingerprint:
 
     def digests(self) -> dict[str, str]:
         """16 hex digits per tensor, to name the one that differs."""
-        return {name: _digest(header, value) for name, (header, value) in self._seen.items()}
+        return {name: _digest(*seen) for name, seen in self._seen.items()}
+
+    def digest(self, name: str) -> str:
+        """The entry of one tensor in `digests`."""
+        return _digest(*self._seen[name])
 
 
 def fingerprint(pairs: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -61,7 +65,7 @@ def tensor_digest(name: str, tensor: torch.Tensor) -> str:
     """The entry of one tensor in `Fingerprint.digests`."""
     mark = Fingerprint()
     mark.update(name, tensor)
-    return mark.digests()[name]
+    return mark.digest(name)
 
 
 def _octets(value: torch.Tensor) -> bytes:

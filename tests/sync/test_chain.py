@@ -1,5 +1,7 @@
 """A chain of weight versions: who can follow follows, who cannot takes all, and a broken chain is never applied."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -107,6 +109,15 @@ def test_a_folder_of_all_weights_follows_the_chain(run, tmp_path):
     (whole / "STATE.json").unlink()  # as a crash in the midst of writing leaves it
     chain.materialise(folder, 2)
     assert fingerprint(HfFolder(whole).iterate()) == fingerprint(weights.items())
+
+
+def test_several_at_once_bring_the_folder_forward_once(run, tmp_path):
+    run(0)
+    chain.materialise(tmp_path / "c", 0)
+    _, weights = run(1)
+    with ThreadPoolExecutor(4) as pool:
+        out = list(pool.map(lambda _: chain.materialise(tmp_path / "c", 1), range(4)))
+    assert len(set(out)) == 1 and fingerprint(HfFolder(out[0]).iterate()) == fingerprint(weights.items())
 
 
 def test_damaged_changes_reach_no_folder(run, tmp_path):
