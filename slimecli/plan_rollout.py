@@ -1,4 +1,4 @@
-"""What can be wrong with how rollout and training overlap, what happens to interrupted answers, and with data sources."""
+"""What can be wrong with overlapping rollout and training, with interrupted answers and with data sources."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_sources(recipe: Recipe) -> Iterator[str]:
 
 
 def continues(spec: str) -> bool:
-    """Whether the file that defines a generate function says `FUNCTION.supports_partial = True`; nothing is imported."""
+    """Whether the file of a generate function says `FUNCTION.supports_partial = True`; nothing is imported."""
     place, _, name = spec.rpartition(":" if ":" in spec else ".")
     path = Path(place).expanduser() if place.endswith(".py") else module_file(place) if place else None
     if path is None or not path.is_file():
@@ -112,8 +112,8 @@ def rollout_warnings(recipe: Recipe) -> list[str]:
     stale = rollout.oldest if not rollout.mask_off_policy_tokens else rollout.max_staleness
     if recipe.steps and stale and not is_corrected and algo.old_log_probs != "engine":
         found.append(
-            f"answers may be up to {stale} versions old, and are trained on as if the policy of the step had given them; "
-            "algo.correction.level = 'token' weights them (docs/algorithms.md, decoupled policy)"
+            f"answers may be up to {stale} versions old, and are trained on as if the policy of the step had given "
+            "them; algo.correction.level = 'token' weights them (docs/algorithms.md, decoupled policy)"
         )
     if recipe.steps and (rollout.partial or rollout.fully_async):
         which = "rollout.partial" if rollout.partial else "rollout.fully_async"

@@ -97,7 +97,7 @@ class DataSection(Section):
     apply_chat_template: bool = True
     """render prompts with the tokenizer's chat template; false: prompts are used verbatim"""
     mix: dict[str, float] = {}
-    """metadata.source_name -> weight: how often prompts of each source come, whatever its size; empty: all rows alike"""
+    """metadata.source_name -> weight: how often prompts of a source come, whatever its size; empty: all rows alike"""
     stream: bool = False
     """read prompts from the file when their turn comes, instead of holding all of them in memory"""
     max_prompt_tokens: int = Field(1024, gt=0)

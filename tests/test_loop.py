@@ -8,11 +8,12 @@ import torch
 
 from slimecli.algos import algorithm
 from slimecli.errors import DataError, GateError, InterruptedRunError
-from slimecli.loop import Parts, first_step_check, loop, prepare
+from slimecli.loop import Parts, loop, prepare
 from slimecli.recipe import load_recipe
 from slimecli.recipe_algo import AlgoSection
 from slimecli.rollout.collect import Collection
 from slimecli.rundir import create_run
+from slimecli.step_metrics import first_step_check
 from slimecli.types import Sample, SampleStatus, StepStats
 
 
@@ -169,7 +170,7 @@ def test_normalised_corrections_take_the_log_probs_and_the_scale_of_their_own_st
 
 
 def test_the_proximal_policy_is_the_trainers_before_the_first_of_several_steps(make):
-    """The decoupled objective: old weights spoke (-0.1, -0.2), the ratio is to the policy at the start of the step (0)."""
+    """The decoupled objective: old weights spoke (-0.1, -0.2); the ratio is to the policy at the start of the step."""
     build, log, _ = make
     parts = build("trainer.steps_per_rollout=2", "algo.correction.level=token", "algo.correction.high=0")
     loop(parts, 0, 1)

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "loop",
         "stage",
+        "step_metrics",
         "session",
         "recording",
         "publishing",
@@ -56,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan",
         "plan_algo",
         "plan_reward",
+        "plan_sglang",
         "plan_rollout",
         "plan_checks",
         "plan_layout",
@@ -101,6 +103,7 @@ PLAN = (
     "plan_megatron",
     "plan_numbers",
     "plan_reward",
+    "plan_sglang",
     "plan_rollout",
     "plan_spec",
     "plan_tools",
