@@ -16,7 +16,7 @@ from slimecli.weights.hf import HfFolder
 from tests.engines.processes import Stock, payload, start_engine
 from tests.models import tiny_model
 
-QUICK = Policy(interval_s=0.2, deadline_s=0.8, retries=2, start_timeout_s=20, sync_timeout_s=8, max_restarts=2)
+QUICK = Policy(interval_s=0.5, deadline_s=5, retries=2, start_timeout_s=20, sync_timeout_s=8, max_restarts=2)
 
 
 @pytest.fixture(scope="package")

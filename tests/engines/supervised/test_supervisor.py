@@ -52,7 +52,7 @@ def test_an_engine_killed_in_mid_rollout_changes_no_answer(pool, publish, folder
 
 
 def test_a_silent_engine_is_given_up_after_its_deadline(pool, publish):
-    pair = pool(2)
+    pair = pool(2, deadline_s=2)
     publish(pair, 1)
     expected = pair.ask(range(8), tokens=100)
     victim = pair.engines[0]
@@ -63,7 +63,7 @@ def test_a_silent_engine_is_given_up_after_its_deadline(pool, publish):
     begin = time.monotonic()
     answers = pair.ask(range(8), tokens=100, meanwhile=freeze)
     assert [said(a) for a in answers] == [said(a) for a in expected]
-    assert 0.8 <= time.monotonic() - begin < 15
+    assert 2 <= time.monotonic() - begin < 20
     assert "no answer to health checks" in pair.pool.seats[0].why
     pair.settle()
     assert not victim.lives and pair.respawned == [0]
@@ -142,7 +142,7 @@ def test_a_request_that_ends_every_engine_fails_by_itself(pool):
     assert not isinstance(pair.aio.run(scene()), EnginesLostError), "one answer has failed, not the run"
 
 
-@pytest.mark.parametrize("kind", ["disk", "shared_memory", "distributed"])
+@pytest.mark.parametrize("kind", ["disk", "disk_delta", "shared_memory", "tensor", "distributed"])
 def test_an_engine_that_dies_before_a_sync_gets_these_weights_later(pool, publish, folders, kind):
     pair = pool(2)
     publish(pair, 1, kind=kind, model=0)
