@@ -29,7 +29,7 @@ def test_arguments_are_read_in_every_form(made_up):
     switches = {name: a.switch for name, a in known.items() if a.switch}
     assert switches == {
         "offload": "on/off",
-        **dict.fromkeys(("enable_metrics", "disable_overlap_schedule", "sleep_on_idle"), "on"),
+        **dict.fromkeys(("enable_metrics", "enable_memory_saver", "disable_overlap_schedule", "sleep_on_idle"), "on"),
         **dict.fromkeys(("trust_remote_code", "disable_cuda_graph"), "on"),
     }
     assert known["cuda_graph_config"].one_word and not known["encoder_urls"].one_word
