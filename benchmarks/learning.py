@@ -28,6 +28,11 @@ GOAL = 0.9
 STEPS = 100
 """the budget: rollout steps of 32 prompts x 8 answers"""
 
+STALE = (1, 2, 4)
+"""versions that answers lie behind"""
+CORRECTED = ("algo.correction.level=token", "algo.correction.high=2")
+"""truncated importance weights: the decoupled objective with a bound"""
+
 SETTINGS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "grpo without std": ("algo.std_normalization=false",),
@@ -37,9 +42,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "rloo": ("algo.name=rloo",),
     "reinforce_plus_plus": ("algo.name=reinforce_plus_plus",),
     "reinforce_plus_plus_baseline": ("algo.name=reinforce_plus_plus_baseline",),
-    "ppo": ("algo.name=ppo", "algo.critic_lr=3e-3", "algo.critic_warmup=5"),
+    "ppo": ("algo.name=ppo", "algo.critic_lr=3e-3", "algo.critic_warmup=5", "algo.whiten_advantages=true"),
+    "distillation from grpo's end": ("distill.teacher={grpo}", "distill.only=true"),
+    **{f"grpo, {s} old": (f"rollout.max_staleness={s}",) for s in STALE},
+    **{f"grpo, {s} old, corrected": (f"rollout.max_staleness={s}", *CORRECTED) for s in STALE},
+    "grpo, never stopping, corrected": ("rollout.max_staleness=2", "rollout.fully_async=true", *CORRECTED),
 }
-"""name in the table -> what it changes in the recipe"""
+"""name in the table -> what it changes in the recipe; {grpo}: the weights that the setting `grpo` ended with"""
 
 
 def run_slime(folder: Path, sets: Sequence[str]) -> float:
@@ -82,7 +91,8 @@ def measure(workdir: Path, name: str, seed: int, steps: int, sizes: Sequence[str
     start = start_of(workdir, seed, sizes)
     model = ("model.name=", "model.source=path", f"model.path={start}", "model.tokenizer_vocab=0", "sft.steps=0")
     common = (f"seed={seed}", f"steps={steps}", f"eval.interval={max(1, steps // 10)}", "eval.greedy=false")
-    cpu = run_slime(folder, (*sizes, *model, *common, *SETTINGS[name]))
+    teacher = workdir / f"grpo_{seed}" / "export"
+    cpu = run_slime(folder, (*sizes, *model, *common, *(s.format(grpo=teacher) for s in SETTINGS[name])))
     found = {"curve": curve_of(folder), "cpu_s": cpu}
     files.write_json(kept, found)
     return found
