@@ -174,7 +174,8 @@ def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, sc
     if len(rows) < wanted:
         raise DataError(
             f"{section.source} gave {len(rows)} usable rows in {number} draws, but {wanted} are wanted "
-            f"({section.count} + {section.holdout} held out): {_reasons(screen.report)}",
+            f"({section.count} + {section.holdout} held out{', over all levels' if section.curriculum.is_on else ''}; arguments: {args}): "
+            f"{_reasons(screen.report)}",
             "lower data.count, or widen the task with data.source_args",
         )
     return rows

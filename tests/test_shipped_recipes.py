@@ -36,7 +36,7 @@ def test_it_trains(name, tmp_path):
     elif name in KNOWN:
         (tmp_path / "copy").mkdir()
         changes += [*KNOWN[name](tmp_path / "copy"), "data.holdout=0", "data.max_prompt_tokens=480"]
-        changes += ["rollout.dynamic_filter=''", "eval.interval=0"]
+        changes += ["rollout.dynamic_filter=''", "eval.interval=0", "trainer.steps_per_rollout=1"]
         changes += ["tools.call_format=hermes"] if recipe.tools.use else []
         words = ["--model", str(tiny_model(tmp_path / "model", max_position_embeddings=1024))]
     else:
