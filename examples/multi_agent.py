@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slimecli.rollout.replies import read_reply
 from slimecli.rollout.segments import Trajectory
-from slimecli.rollout.tool_loop import read_reply
 from slimecli.seeds import derive_seed
 from slimecli.types import Sample
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from slimecli.recipe import Recipe
 from slimecli.recipe_rollout import RolloutSection
 from slimecli.rundir import RunDir, run_path
-from slimecli.static import hook_problem, module_file
+from slimecli.static import hook_problem, module_file, registry_names
 
 
 def check_rollout(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
@@ -88,6 +88,8 @@ def _check_sources(recipe: Recipe) -> Iterator[str]:
 
 def continues(spec: str) -> bool:
     """Whether the file of a generate function says `FUNCTION.supports_partial = True`; nothing is imported."""
+    if spec in registry_names("slimecli.rollout.custom", "GENERATE"):
+        return True
     place, _, name = spec.rpartition(":" if ":" in spec else ".")
     path = Path(place).expanduser() if place.endswith(".py") else module_file(place) if place else None
     if path is None or not path.is_file():

@@ -35,7 +35,7 @@ FINISHED: dict[str, SampleStatus] = {
 }
 """SGLang's finish_reason.type -> how the answer ended"""
 
-OWN_METADATA = ("turns", "segment", "segments", "stats")
+OWN_METADATA = ("turns", "segment", "segments", "stats", "unfinished")
 """what is noted about an execution in the metadata of its samples"""
 
 OnBreak = Literal["segment", "error"]

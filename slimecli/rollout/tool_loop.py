@@ -7,14 +7,14 @@ One conversation per answer. The token ids of a turn are the ids that the model 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from slimecli.data_tools.prompts import require_template
 from slimecli.data_tools.selection import PROMPT_MESSAGES
 from slimecli.errors import DataError
 from slimecli.recipe_tools import ToolsSection
+from slimecli.rollout.execution import Execution
+from slimecli.rollout.replies import read_reply
 from slimecli.rollout.segments import Trajectory
 from slimecli.rollout.turns import Conversation
 from slimecli.seeds import derive_seed
@@ -23,32 +23,10 @@ from slimecli.tools.toolbox import Toolbox, ToolResult
 from slimecli.types import Message, Sample, SampleStatus
 
 
-@dataclass(kw_only=True)
-class _Execution:
-    """One answer on its way."""
-
-    args: Any
-    sample: Sample
-    params: dict[str, Any]
-    talk: Conversation
-    trajectory: Trajectory
-    offered: list[str]
-    """names of the tools that the model was shown"""
-    prompt_tokens: int
-    stats: dict[str, float] = field(default_factory=lambda: {"tool_calls": 0.0, "tool_errors": 0.0})
-    tool_seconds: float = 0.0
-    finish: str = "stop"
-    """how the last turn ended; `length` as well when turns or room ran out"""
-
-    def room(self, max_turn_tokens: int) -> int:
-        """Tokens that the next turn may have: of the answer's budget, of the engine's context, of the turn's own."""
-        heard = len(self.talk.ids) - self.prompt_tokens
-        room: int = min(self.params["max_new_tokens"] - heard, self.args.recipe.max_context - len(self.talk.ids))
-        return min(room, max_turn_tokens) if max_turn_tokens else room
-
-
 class ToolLoop:
     """Answers with tools. Ends with `close`, which ends servers of tools."""
+
+    supports_partial = True
 
     def __init__(self, section: ToolsSection) -> None:
         self._section = section
@@ -62,22 +40,22 @@ class ToolLoop:
         """
         run = self._begin(args, sample, sampling_params)
         parse = load_parser(self._section.call_format, str(args.tokenizer.chat_template))
-        for turn in range(self._section.max_turns):
-            said = await self._turn(run, turn)
+        while len(run.log) < self._section.max_turns:
+            said = await self._turn(run)
+            if run.finish == "abort":
+                return [run.interrupted()]
             if run.finish != "stop":
                 break
             parsed = parse(split_reasoning(said)[1])
             if not parsed.calls and not parsed.errors:
                 break
-            if turn == self._section.max_turns - 1:
+            if len(run.log) == self._section.max_turns:
                 run.finish = "length"
             else:
                 await self._answer(run, parsed)
-        if run.finish == "abort":
-            return [_as_begun(sample)]
         return _samples(run)
 
-    def _begin(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> _Execution:
+    def _begin(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Execution:
         require_template(args.tokenizer)
         messages = sample.metadata.get(PROMPT_MESSAGES) if isinstance(sample.prompt, str) else sample.prompt
         if not messages:
@@ -92,7 +70,7 @@ class ToolLoop:
             sample.session_id = f"{sample.group_index}-{sample.index}"
         sample.tokens = list(talk.ids)
         section = args.recipe.rollout
-        return _Execution(
+        run = Execution(
             args=args,
             sample=sample,
             params=dict(sampling_params),
@@ -101,6 +79,8 @@ class ToolLoop:
             offered=[tool["function"]["name"] for tool in tools],
             prompt_tokens=len(talk.ids),
         )
+        run.resume()
+        return run
 
     def _tools(self, sample: Sample) -> list[dict[str, Any]]:
         """What the row offers, in its own words, else all tools of the recipe."""
@@ -111,25 +91,24 @@ class ToolLoop:
         known = self._toolbox.schemas(names)
         return [t if isinstance(t, dict) and "function" in t else k for t, k in zip(stated, known, strict=True)]
 
-    async def _turn(self, run: _Execution, turn: int) -> str:
-        """One request; the text of the answer."""
-        room = run.room(self._section.max_turn_tokens)
+    async def _turn(self, run: Execution) -> str:
+        """One request, or what is left of an interrupted one; the text of the turn."""
+        room, turn = run.room(self._section.max_turn_tokens), len(run.log)
         if room <= 0:
-            if turn == 0:
+            if not turn and not run.begun:
                 raise DataError(
                     f"the prompt with its tools fills the context: {len(run.talk.ids)} of "
                     f"{run.args.recipe.max_context} tokens",
                     "raise data.max_prompt_tokens or engine.max_context, or offer fewer tools",
                 )
             run.finish = "length"
-            return ""
+            return run.finish_turn() if run.begun else ""
         params = run.params | {"max_new_tokens": room}
         if turn and "sampling_seed" in params:
             params["sampling_seed"] = derive_seed(params["sampling_seed"], "turn", turn)
-        prompt_ids = run.talk.ids
         reply = await run.args.engine.generate(
             {
-                "input_ids": prompt_ids,
+                "input_ids": run.prompt_ids,
                 "sampling_params": params,
                 "return_logprob": True,
                 "routing_key": run.sample.session_id,
@@ -137,10 +116,11 @@ class ToolLoop:
         )
         said = read_reply(reply)
         run.finish = said.finish
-        run.trajectory.append_turn(prompt_ids, said.ids, said.log_probs, said.versions, said.finish)
-        return run.talk.say(said.ids)
+        if said.ids or said.finish != "abort":
+            run.begun.append(said)
+        return "" if said.finish == "abort" else run.finish_turn()
 
-    async def _answer(self, run: _Execution, parsed: Parsed) -> None:
+    async def _answer(self, run: Execution, parsed: Parsed) -> None:
         """Run the calls of a turn and tell the model what came of them."""
         results = await asyncio.gather(*(self._toolbox.call(call, run.offered) for call in parsed.calls))
         results += [ToolResult(text=f"Error: {text}", failed=True, seconds=0.0) for text in parsed.errors]
@@ -156,9 +136,9 @@ class ToolLoop:
             {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for i, call in enumerate(parsed.calls)
         ]
-        run.talk.hear(messages, [] if parsed.errors else calls, parsed.text)
+        run.hear(messages, [] if parsed.errors else calls, parsed.text)
 
-    def _cut(self, run: _Execution, text: str) -> str:
+    def _cut(self, run: Execution, text: str) -> str:
         """The beginning of a long output, and how much is missing."""
         limit = self._section.max_output_tokens
         tokenizer = run.args.tokenizer
@@ -179,7 +159,7 @@ def _name(tool: Any) -> str:
     return str(tool.get("function", tool).get("name", ""))
 
 
-def _samples(run: _Execution) -> list[Sample]:
+def _samples(run: Execution) -> list[Sample]:
     """The execution's samples; what holds for all of it stands in the last."""
     tokenizer = run.args.tokenizer
     samples = run.trajectory.samples(run.sample, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
@@ -189,39 +169,7 @@ def _samples(run: _Execution) -> list[Sample]:
     last.non_generation_time = round(run.tool_seconds, 6)
     last.metadata["stats"] = {
         **run.stats,
-        "turns": float(run.trajectory.turns),
+        "turns": float(len(run.log)),
         "prefix_breaks": float(run.trajectory.breaks),
     }
     return samples
-
-
-def _as_begun(sample: Sample) -> Sample:
-    """An execution that was aborted begins anew when it is taken up again: its tools may have done things since."""
-    sample.status = SampleStatus.ABORTED
-    return sample
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """One `/generate` reply."""
-
-    ids: list[int]
-    log_probs: list[float]
-    versions: list[tuple[str, int, int]]
-    """(weight version, start, end) in the order in which they spoke"""
-    finish: str
-
-
-def read_reply(reply: Mapping[str, Any] | Sequence[Any]) -> Said:
-    """What an engine said, from SGLang's reply to one request."""
-    one: Mapping[str, Any] = reply if isinstance(reply, Mapping) else reply[0]
-    meta = one["meta_info"]
-    triples = meta["output_token_logprobs"]
-    whole = {"version": meta.get("weight_version", ""), "start": 0, "end": len(triples)}
-    spans = [whole | span for span in meta.get("weight_versions") or [{}]]
-    return Said(
-        ids=[t[1] for t in triples],
-        log_probs=[t[0] for t in triples],
-        versions=[(str(span["version"]), span["start"], span["end"]) for span in spans],
-        finish=meta["finish_reason"]["type"],
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slimecli.recipe_rollout import RolloutSection
+from slimecli.rollout.segments import OWN_METADATA
 from slimecli.types import Group, Sample, SampleStatus
 
 
@@ -33,7 +34,7 @@ def stamp(samples: Iterable[Sample], version: int) -> None:
 
 def as_prompt(sample: Sample) -> Sample:
     """The pending sample that an answer began as."""
-    metadata = {k: v for k, v in sample.metadata.items() if k != "failure"}
+    metadata = {k: v for k, v in sample.metadata.items() if k not in ("failure", *OWN_METADATA)}
     return Sample(
         group_index=sample.group_index,
         index=sample.index,
@@ -88,7 +89,7 @@ def bounded(group: Group, step: int, section: RolloutSection) -> tuple[Group, in
 def mask_said(group: Group) -> None:
     """Before a group is continued: do not train on what its answers have said so far."""
     for sample in group:
-        if sample.response_length:
+        if sample.response_length or "unfinished" in sample.metadata:  # the latter keeps what it said there
             sample.loss_mask = [0] * sample.response_length
 
 

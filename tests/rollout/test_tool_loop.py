@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ from slimecli.rollout.args import HookArgs
 from slimecli.rollout.custom import close_generate, load_generate, wants_messages
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.tool_loop import ToolLoop
+from slimecli.rollout.versions import as_prompt, mask_said
 from slimecli.types import Sample, SampleStatus
 from tests.models import tiny_tokenizer
 from tests.rollout.test_turns import DROPS_THINKING
@@ -182,10 +184,84 @@ def test_a_broken_prefix_makes_segments_or_fails(tokenizer):
         tokenizer.chat_template = before
 
 
-def test_an_aborted_answer_comes_back_as_it_began(tokenizer):
+class Interrupted(Engine):
+    """Says the texts, but is interrupted after the token counts of `cuts` (by number of the request)."""
+
+    def __init__(self, tokenizer, *texts, cuts):
+        super().__init__(tokenizer, *texts)
+        self.cuts, self.turn, self.rest, self.requests = cuts, 0, [], 0
+
+    async def generate(self, payload):
+        self.asked.append(payload)
+        ids = self.rest or self.tokenizer(self.texts[self.turn], add_special_tokens=False)["input_ids"]
+        cut = self.cuts.get(self.requests)
+        self.requests += 1
+        out, self.rest = (ids, []) if cut is None else (ids[:cut], ids[cut:])
+        self.turn += cut is None
+        meta = {
+            "finish_reason": {"type": "stop" if cut is None else "abort"},
+            "output_token_logprobs": [[-0.25, t, None] for t in out],
+            "weight_version": str(self.requests),
+        }
+        return {"text": "", "output_ids": out, "meta_info": meta}
+
+
+def interrupted_work(tokenizer, tmp_path, *, mask=False):
+    """Two turns; the first is interrupted once, the second twice. Returns the sample and the tool's calls."""
+    path = tmp_path / "counted.py"
+    path.write_text('calls = []\n\ndef note(x: int):\n    """Notes."""\n    calls.append(x)\n    return str(x)\n')
+    texts = ['<tool_call>{"name": "note", "arguments": {"x": 7}}</tool_call><|im_end|>', "It is 42, I think<|im_end|>"]
+    recipe = validate_recipe(
+        {
+            "rollout": {"max_response_tokens": 400, "custom_generate": "tool_loop"},
+            "tools": {"use": [f"{path}:note"]},
+        }
+    )
+    engine = Interrupted(tokenizer, *texts, cuts={0: 5, 2: 0, 3: 4})
+    loop = ToolLoop(recipe.tools)
+    args = HookArgs(recipe, engine=engine, tokenizer=tokenizer)
+    params = {"max_new_tokens": 400, "stop_token_ids": [2]}
+    sample = Sample(index=5, group_index=2, prompt=[{"role": "user", "content": "What"}], metadata={"own": 1})
+    for _ in range(3):
+        (sample,) = asyncio.run(loop(args, sample, params))
+        assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)
+        sample = Sample.from_dict(json.loads(sample.to_json()))  # as a checkpoint keeps it
+        if mask:
+            mask_said([sample])
+    (sample,) = asyncio.run(loop(args, sample, params))
+    return sample, engine, texts, sys.modules[loop._toolbox.tools["note"].call.__closure__[0].cell_contents.__module__]
+
+
+def test_an_interrupted_answer_is_continued_where_it_was(tokenizer, tmp_path):
+    sample, engine, texts, module = interrupted_work(tokenizer, tmp_path)
+    assert module.calls == [7]  # the tool is not run again
+    assert sample.status is SampleStatus.COMPLETED
+    assert spoken(sample, tokenizer) == "".join(texts)
+    assert sample.weight_versions == ["1", "2", "4", "5"]
+    assert sample.metadata["stats"] == {"tool_calls": 1, "tool_errors": 0, "turns": 2, "prefix_breaks": 0}
+    assert sample.metadata["own"] == 1
+    assert "unfinished" not in sample.metadata
+    assert engine.asked[1]["input_ids"] == sample.tokens[: sample.prompt_length + 5]
+    assert [span[0] for span in sample.version_spans] == ["1", "2", "4", "5"]
+    assert sum(end - start for _, start, end in sample.version_spans) == sum(sample.loss_mask)
+
+
+def test_what_was_said_before_an_interruption_can_be_masked(tokenizer, tmp_path):
+    sample, *_ = interrupted_work(tokenizer, tmp_path, mask=True)
+    last = sample.version_spans[-1]
+    assert sum(sample.loss_mask) == last[2] - last[1]
+    assert set(sample.loss_mask[last[1] : last[2]]) == {1}
+
+
+def test_an_interrupted_answer_can_begin_anew(tokenizer):
     (sample,), _ = work(tokenizer, "It is", finish="abort")
-    assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)
+    assert (sample.status, sample.weight_versions) == (SampleStatus.ABORTED, ["4"])
     assert sample.prompt == [{"role": "user", "content": "What is 2 * 21"}]
+    begun = as_prompt(sample)
+    assert "unfinished" not in begun.metadata
+    (again,), engine = work(tokenizer, "It is 42<|im_end|>", sample=begun)
+    assert len(engine.asked) == 1
+    assert spoken(again, tokenizer) == "It is 42<|im_end|>"
 
 
 def test_a_prompt_that_fills_the_context_says_so(tokenizer):
