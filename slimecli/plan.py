@@ -23,6 +23,7 @@ from slimecli.plan_numbers import (
     work_values,
 )
 from slimecli.plan_rollout import rollout_warnings
+from slimecli.plan_sglang import sglang_values, sglang_warnings
 from slimecli.plan_spec import model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -81,6 +82,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         *disk,
         *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
         *(decided_values(recipe, spec, on_gpu=on_gpu) if is_megatron else []),
+        *sglang_values(recipe, on_gpu=on_gpu),
     ]
     memory = max(int(v.value) for v in phases)
     # the estimated part may be off by a factor, so it can warn but not refuse
@@ -92,7 +94,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     if measured:
         slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
         values += time_values(recipe, spec, measure(spec.hidden, slots))
-    found = warnings(recipe, machine, engines)
+    found = warnings(recipe, machine, engines) + sglang_warnings(recipe, on_gpu=on_gpu)
     on_device = total_of(trainer) + (total_of(engine) if needs_engine else 0)
     if on_gpu and on_device > machine.gpu_memory_bytes:
         found.append(

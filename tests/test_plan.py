@@ -109,7 +109,7 @@ def test_a_good_recipe_has_no_problem(rows):
         (megatron() | {"model": {"name": "glm-5"}}, "has a sparse-attention indexer"),
         (megatron(2, tensor_model_parallel_size=2) | {"model": {"name": "qwen3-30b-a3b"}}, "sequence-parallel = true"),
         ({"engine": {"backend": "sglang", "urls": ["http://h:1"]}, "sglang": {"a": 1}}, "arguments of their own"),
-        ({"engine": {"backend": "sglang"}}, "slime starts no SGLang servers yet"),
+        ({"engine": {"backend": "sglang"}}, "has no SGLang"),
         ({"sync": {"kind": "in_process"}}, "two processes"),
         ({"cluster": {"backend": "local"}, "sync": {"kind": "distributed"}}, "'ray' or `engine.urls`"),
         ({"cluster": {"backend": "local"}, "trainer": {"processes": 2}}, "'local' is one process"),
