@@ -18,6 +18,7 @@ from slimecli.engines.embedded.weights import Incoming
 from slimecli.engines.http import EngineRefusedError, HttpEngine
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
+from slimecli.sync import buckets, sglang_wire
 from slimecli.weights.fingerprint import fingerprint
 
 ASK = {"input_ids": [5, 6], "sampling_params": {"temperature": 0, "max_new_tokens": 6}}
@@ -95,16 +96,30 @@ def test_pickles_are_not_opened(served):
 
 
 def test_pickles_are_opened_where_the_engine_was_started_so(models):
-    """SGLang's own wire form: pickled (name, tensor) pairs, no load_format."""
+    """SGLang's own wire forms: pickled (name, tensor) pairs without a load_format, and flattened buckets."""
     tensors = load_file(models("llama", seed=1) / "model.safetensors")
     own = EmbeddedEngine(models("llama"), slots=2, max_context=64)
     url, stop = start_server_thread(own, allow_pickle=True)
     client = HttpEngine(url, timeout_s=30)
     post(client, "/begin_weight_update")
     post(client, "/update_weights_from_tensor", **{**as_parts(tensors, "pickle"), "load_format": None})
-    with pytest.raises(EngineRefusedError, match="unknown load_format 'flattened_bucket'"):
-        post(client, "/update_weights_from_tensor", **as_parts(tensors, "flattened_bucket"))
+    with pytest.raises(EngineRefusedError, match="unknown load_format 'direct'"):
+        post(client, "/update_weights_from_tensor", **{**as_parts(tensors), "load_format": "direct"})
     assert post(client, "/end_weight_update")["fingerprint"] == fingerprint(tensors.items())
+    flipped = {name: -tensor for name, tensor in tensors.items()}
+    made, _, _ = buckets.stage(flipped.items(), version=2, key=str(models("llama")))
+    post(client, "/begin_weight_update")
+    for part, reason in (
+        (pickle.dumps(list(tensors.items())), "_rebuild_tensor_v2, which is not admitted"),
+        (b"", "not a"),
+    ):
+        with pytest.raises(EngineRefusedError, match=reason):
+            parts = {"serialized_named_tensors": [base64.b64encode(part).decode()], "load_format": "flattened_bucket"}
+            post(client, "/update_weights_from_tensor", **parts)
+    with sglang_wire.offered(made[0]) as text:
+        parts = {"serialized_named_tensors": [text], "load_format": "flattened_bucket"}
+        post(client, "/update_weights_from_tensor", **parts)
+    assert post(client, "/end_weight_update")["fingerprint"] == fingerprint(flipped.items())
     asyncio.run(client.close())
     stop()
 

@@ -277,8 +277,12 @@ def from_base64(parts: Any, load_format: str, *, allow_pickle: bool) -> dict[str
             f"load_format {load_format or 'default'!r} is a pickle, which this engine does not open",
             'use load_format "safetensors", disk or shared memory; or start the engine with allow_pickle=True',
         )
+    if load_format == "flattened_bucket":
+        from slimecli.engines.embedded.foreign import flattened_bucket
+
+        return flattened_bucket(raw)
     if load_format:
-        raise WeightsRefused(f"unknown load_format {load_format!r}", 'use "safetensors"')
+        raise WeightsRefused(f"unknown load_format {load_format!r}", 'use "safetensors" or "flattened_bucket"')
     from multiprocessing.reduction import ForkingPickler
 
     pairs = ForkingPickler.loads(raw)
