@@ -24,6 +24,7 @@ REQUIRED: dict[str, str] = {
     "orjson": ">=3.10",
     "pydantic": ">=2.7",
     "pyarrow": ">=15",
+    "pyyaml": ">=6",
     "ray": ">=2.40",
     "reasoning-gym": "==0.1.25",
     "regex": ">=2024.11",

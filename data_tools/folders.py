@@ -48,7 +48,8 @@ def dataset_files(folder: Path, choice: str) -> list[Path]:
             raise DataError(f"{folder} has several subsets: {known}", f"choose one: {folder}#{names[0]}/train")
     splits = _named(layout, subset, f"{folder} has no subset")
     wanted = split or ("train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else "train")
-    return _named(splits, wanted, f"{folder} has no split")
+    files: list[Path] = _named(splits, wanted, f"{folder} has no split")
+    return files
 
 
 def _named(table: dict[str, Any], name: str, what: str) -> Any:

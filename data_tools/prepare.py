@@ -172,10 +172,10 @@ def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, sc
         if len(rows) == wanted or number == limit:
             break
     if len(rows) < wanted:
+        among = ", over all levels" if section.curriculum.is_on else ""
         raise DataError(
             f"{section.source} gave {len(rows)} usable rows in {number} draws, but {wanted} are wanted "
-            f"({section.count} + {section.holdout} held out{', over all levels' if section.curriculum.is_on else ''}; arguments: {args}): "
-            f"{_reasons(screen.report)}",
+            f"({section.count} + {section.holdout} held out{among}; arguments: {args}): {_reasons(screen.report)}",
             "lower data.count, or widen the task with data.source_args",
         )
     return rows
