@@ -72,6 +72,15 @@ def test_grpo_step():
     assert 0 < result["sides"]["slime"]["response_length"] <= 24
 
 
+def test_engine_vs_sglang():
+    """Without SGLang the other two sides are measured, and the result says so."""
+    result, _ = smoke("engine_vs_sglang")
+    assert result["compared"] is False and result["against"] == "transformers generate"
+    (quickstart,) = result["results"]
+    assert quickstart["sides"].keys() == {"slime", "transformers"}
+    assert all(side["tokens_per_cpu_s"] > 0 for side in quickstart["sides"].values())
+
+
 def test_stored_results_are_complete():
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         result = json.loads(path.read_text())
