@@ -72,7 +72,7 @@ async def serve_all(asked: Serving) -> None:
             follower = Follower(asked.follow, fleet, version=asked.version, timeout_s=recipe.sync.timeout_s)
             tasks.append(follower.watch())
         if sessions is not None:
-            tasks.append(_reap(sessions, recipe.live.idle_s))
+            tasks.append(reap(sessions, recipe.live.idle_s))
         await _until(stop, tasks)
         on_signals(lambda: asyncio.ensure_future(fleet.abort()))
         if open_requests := app[IN_FLIGHT]["requests"]:
@@ -113,7 +113,7 @@ def _sessions(fleet: Fleet, store: LiveStore) -> Sessions:
     return sessions
 
 
-async def _reap(sessions: Sessions, idle_s: float) -> None:
+async def reap(sessions: Sessions, idle_s: float) -> None:
     """End what nobody goes on with."""
     while True:
         for id_ in sessions.idle(idle_s):

@@ -1,6 +1,7 @@
 """Recorded conversations: appended, read by a run that goes on, taken up after a kill."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from slimecli.agents.chat import Ask, Chat
 from slimecli.agents.conversation import Sessions
 from slimecli.errors import SlimeError
 from slimecli.recipe_live import LiveSection
+from slimecli.serving.front import reap
 from slimecli.serving.live_source import LiveSource, staleness
 from slimecli.serving.store import LiveStore, recording
 from slimecli.types import Sample
@@ -176,3 +178,18 @@ def test_an_answer_that_comes_after_the_end_is_not_kept(tmp_path):
     sessions.end("s")
     asyncio.run(chat.answer(pending))
     assert not turns and len(sessions) == 0 and text.counts["late"] == 1
+
+
+def test_what_nobody_goes_on_with_ends_by_itself(tmp_path):
+    _, text = scripted(tmp_path, "hello")
+    ended = []
+    sessions = Sessions(text, on_end=lambda session, samples, why: ended.append((session.id, len(samples), why)))
+    chat = Chat(text, sessions)
+    asyncio.run(chat.answer(chat.prepare(Ask(messages=[{"role": "user", "content": "x"}], session="s"))))
+
+    async def wait():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reap(sessions, 0.05), 1.0)
+
+    asyncio.run(wait())
+    assert ended == [("s", 1, "idle")] and len(sessions) == 0
