@@ -152,7 +152,7 @@ def phase_values(
 
 
 def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
-    """Space in the run directory when the run is done."""
+    """Space in the run directory, at most."""
     keep, published = recipe.checkpoint.keep, spec.weight_bytes(recipe.model.dtype)
     one = spec.params * (MASTER_BYTES + ADAM_BYTES) + published
     answers = recipe.steps * recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
@@ -163,6 +163,10 @@ def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
         ("samples, at most", samples, f"{answers:,} answers, about {SAMPLE_BYTES_PER_TOKEN} bytes per token"),
         ("model and export", published + exported, "the starting weights and the exported ones"),
     ]
+    kind = recipe.sync_kind(recipe.cluster.backend)
+    # the last version and the next; or a whole version, as much in changes, and the whole one that follows
+    if recipe.steps and (copies := {"disk": 2, "disk_delta": 3}.get(kind, 0)):
+        rows.append(("weights on their way", published * copies, f"sync.kind {kind}, until the end of the run"))
     if recipe.sft.steps:
         rows.insert(0, ("SFT stage", one * 2, "its newest checkpoint + the one being written"))
     return with_sum("disk", rows)

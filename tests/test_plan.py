@@ -307,3 +307,17 @@ def test_cut_off_and_missing_weights_are_found(rows, model):
     second.unlink()
     assert f"missing shard(s) {second.name}" in "".join(of_folder(rows, model))
     assert of_folder(rows, model, source="init") == []
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("shared_memory", 0), ("disk", 2), ("disk_delta", 3)])
+def test_weights_on_their_way_take_room_on_the_disk(rows, kind, copies):
+    plan = make_plan(validate_recipe(tree(rows, sync={"kind": kind})))
+    found = {v.name: v.value for v in plan.values if v.group == "disk"}
+    assert found.get("weights on their way", 0) == copies * found["model and export"] / 2
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "tensor"])
+def test_memory_of_this_machine_does_not_reach_engines_elsewhere(rows, kind):
+    check_recipe(validate_recipe(tree(rows, sync={"kind": kind}, engine={"urls": ["http://127.0.0.1:9"]})))
+    (problem,) = problems(rows, sync={"kind": kind}, engine={"urls": ["http://127.0.0.1:9", "http://far.away:9"]})
+    assert f"`sync.kind` = '{kind}' reaches engines of this machine" in problem
