@@ -55,6 +55,12 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
+    def as_stated(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call without types, as the schema has them: what is to be a string becomes one again."""
+        properties = self.parameters.get("properties", {})
+        texts = [name for name in arguments if properties.get(name, {}).get("type") == "string"]
+        return {k: json.dumps(v) if k in texts and not isinstance(v, str) else v for k, v in arguments.items()}
+
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise ToolError unless the arguments have the names and types that the schema asks for."""
         properties = self.parameters.get("properties", {})

@@ -22,6 +22,8 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    untyped: bool = field(default=False, compare=False)
+    """its format has no types: a text that looks like a number was taken for one"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,14 +199,15 @@ def _xml_call(body: str) -> ToolCall:
     if found is None:
         raise ValueError("it has no <function=NAME>")
     arguments = {key: _plain_or_json(value) for key, value in _PARAMETER.findall(found[2])}
-    return ToolCall(name=found[1], arguments=arguments)
+    return ToolCall(name=found[1], arguments=arguments, untyped=True)
 
 
 def _glm_call(body: str) -> ToolCall:
     name = body.partition("<arg_key>")[0].strip()
     if not name or any(c in name for c in "<>{}\n"):
         raise ValueError("it does not begin with the name of a tool")
-    return ToolCall(name=name, arguments={k.strip(): _plain_or_json(v) for k, v in _GLM_ARGUMENT.findall(body)})
+    arguments = {k.strip(): _plain_or_json(v) for k, v in _GLM_ARGUMENT.findall(body)}
+    return ToolCall(name=name, arguments=arguments, untyped=True)
 
 
 def _deepseek_call(body: str) -> ToolCall:

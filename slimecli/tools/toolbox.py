@@ -88,10 +88,11 @@ class Toolbox:
         if call.name not in names:
             raise ToolError(f"there is no tool {call.name!r}; tools: {', '.join(names) or 'none'}")
         tool = self.tools[call.name]
-        tool.check(call.arguments)
+        arguments = tool.as_stated(call.arguments) if call.untyped else call.arguments
+        tool.check(arguments)
         async with self._gate.here():
             try:
-                return await asyncio.wait_for(tool.call(call.arguments), None if tool.timed else self._timeout_s)
+                return await asyncio.wait_for(tool.call(arguments), None if tool.timed else self._timeout_s)
             except (SlimeError, TimeoutError):
                 raise
             except Exception as error:  # an own tool may raise anything; the model is told, and the error is counted

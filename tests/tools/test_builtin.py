@@ -11,7 +11,7 @@ from slimecli.errors import DataError, SlimeError
 from slimecli.recipe_tools import ToolsSection
 from slimecli.tools.base import ToolError
 from slimecli.tools.builtin import calculate
-from slimecli.tools.parsers import ToolCall
+from slimecli.tools.parsers import ToolCall, load_parser
 from slimecli.tools.search import Passage, SearchIndex, open_index
 from slimecli.tools.toolbox import Toolbox
 
@@ -183,3 +183,10 @@ def test_a_tool_needs_words_and_a_known_name(own):
         Toolbox(ToolsSection(use=[f"{own}:silent"]))
     with pytest.raises(SlimeError, match="no tool 'serach'.*did you mean.*search"):
         Toolbox(ToolsSection(use=["serach"]))
+
+
+def test_calls_without_types_are_read_by_the_schema(own):
+    box = Toolbox(ToolsSection(use=[f"{own}:look_up"]))
+    inner = "<function=look_up><parameter=name>10117</parameter><parameter=exact>true</parameter></function>"
+    (parsed,) = load_parser("qwen3_coder")(f"<tool_call>{inner}</tool_call>").calls
+    assert json.loads(asyncio.run(box.call(parsed)).text) == {"name": "10117", "exact": True}
