@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -82,7 +83,7 @@ def check_gates(gates: GatesSection, step: int, metrics: Mapping[str, Any]) -> l
     for field, metric, meaning in _GATES:
         limit = float(getattr(gates, field))
         value = metrics.get(metric)
-        if is_stale and metric == "train/logprob_gap":
+        if is_stale and metric == "train/logprob_gap" and math.isfinite(value or 0.0):
             continue  # older weights said some of the tokens: that alone makes a gap
         if value is None:
             holds = not (is_rl and metric in ALWAYS_MEASURED)

@@ -87,3 +87,22 @@ def assert_each_prompt_once(run):
     state = json.loads((run.checkpoint_dir(STEPS) / "data_state.json").read_text())
     waiting = [g[0]["group_index"] for g in [*state["source"]["buffer"], *state.get("waiting", [])]]
     assert sorted([*taken, *waiting]) == list(range(state["source"]["next_group"]))
+
+
+def test_single_commands_go_on_where_batches_were_made_ahead(tmp_path):
+    words = arguments("rollout.max_staleness=2", "checkpoint.interval=2")
+    whole = succeed("run", "--run", "whole", *words, folder=tmp_path)
+    assert slime("run", "--run", "r", *words, folder=tmp_path, kill_at=whole.fsyncs * 7 // 10).code == -9
+    run = RunDir(tmp_path / "runs" / "r")
+    done = run.last_checkpoint()
+    assert 0 < done < STEPS - 1
+    there = slime("rollout", "--run", "r", folder=tmp_path)
+    assert there.code == 2 and f"the samples of step {done + 1} are there" in there.err
+    succeed("train", "--run", "r", folder=tmp_path)
+    name = f"rollouts/step_{done + 1:06d}.jsonl.zst"
+    assert (run.root / name).read_bytes() == (tmp_path / "runs" / "whole" / name).read_bytes()
+    succeed("rollout", "--run", "r", folder=tmp_path)
+    assert {v for g in run.read_samples(done + 2) for s in g for v in s.weight_versions} == {str(done + 1)}
+    succeed("train", "--run", "r", folder=tmp_path)
+    succeed("run", "--resume", "--run", "r", folder=tmp_path)
+    assert_each_prompt_once(run)

@@ -34,6 +34,13 @@ def test_each_gate_breaks_on_its_own_metric(metric, value, gate):
     assert verdict.to_dict()["limit"] == verdict.limit
 
 
+def test_older_weights_alone_make_a_gap():
+    stale = HEALTHY | {"rollout/staleness_max": 1.0, "train/logprob_gap": 0.02}
+    assert check_gates(GATES, 5, stale) == []
+    assert check_gates(GATES, 5, stale | {"rollout/staleness_max": 0.0})
+    assert check_gates(GATES, 5, stale | {"train/logprob_gap": math.nan}), "but never one that is no number"
+
+
 def test_a_metric_that_an_rl_step_does_not_report_breaks_its_gate():
     without = {k: v for k, v in HEALTHY.items() if k != "train/logprob_gap"}
     (verdict,) = check_gates(GATES, 2, without)
