@@ -245,25 +245,40 @@ def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     is_path = ":" in keep or "." in keep
     own_algorithm = ":" in recipe.algo.name or "." in recipe.algo.name
     reward = "" if recipe.reward.path else recipe.reward.type.removeprefix("boxed_")
-    named = (
+    named: list[tuple[str, str, str, str]] = [
         ("algo.name", "" if own_algorithm else recipe.algo.name, "slimecli.algos", "ALGORITHMS"),
         ("reward.type", reward, "slimecli.data_tools.rewards", "REWARDS"),
         ("rollout.dynamic_filter", "" if is_path else keep, "slimecli.data_tools.filters", "FILTERS"),
         ("data.source", recipe.data.source.partition(":")[0], "slimecli.data_tools.sources", "SOURCES"),
         ("data.demonstrations", recipe.data.demonstrations, "slimecli.data_tools.demonstrations", "DEMONSTRATIONS"),
         ("trainer.backend", recipe.trainer.backend, "slimecli.trainers", "TRAINERS"),
-    )
+    ]
+    hooks = {"reward.path": recipe.reward.path}
+    for field, name, module, registry in _names_of_sets(recipe):
+        if ":" in name or "." in name:
+            hooks[field] = name
+        else:
+            named.append((field, name, module, registry))
     for field, name, module, registry in named:
         known = registry_names(module, registry) if name else []
         if name and name not in known:
             yield f"`{field}` = {name!r} is unknown{nearest(name, known)}; known: {', '.join(sorted(known))}"
-    hooks = {"reward.path": recipe.reward.path}
     hooks |= {"rollout.dynamic_filter": keep} if is_path else {}
     hooks |= {"algo.name": recipe.algo.name} if own_algorithm else {}
     for field, spec in hooks.items():
         problem = hook_problem(spec) if spec else ""
         if problem:
             yield f"`{field}` = {problem}"
+
+
+def _names_of_sets(recipe: Recipe) -> Iterator[tuple[str, str, str, str]]:
+    """Converters and the evaluation sets' own scorers: names of a registry, or paths."""
+    converters = ("slimecli.data_tools.converters", "CONVERTERS")
+    yield ("data.convert", recipe.data.convert, *converters)
+    for name, settings in recipe.eval.sets.items():
+        yield (f"eval.sets.{name}.convert", settings.convert or "", *converters)
+        reward = (settings.reward or "").removeprefix("boxed_")
+        yield (f"eval.sets.{name}.reward", reward, "slimecli.data_tools.rewards", "REWARDS")
 
 
 def check_contradictions(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

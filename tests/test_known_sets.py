@@ -11,7 +11,8 @@ from slimecli.data_tools.formats import read_rows
 from slimecli.data_tools.prompts import load_prompts
 from slimecli.data_tools.rewards import load_reward
 from slimecli.errors import DataError
-from slimecli.recipe import load_recipe, shipped_recipes
+from slimecli.plan_checks import check_names
+from slimecli.recipe import load_recipe, shipped_recipes, validate_recipe
 from slimecli.recipe_sections import DataSection
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.eval_sets import set_recipe
@@ -138,3 +139,16 @@ def test_an_evaluation_recipe_is_for_slime_eval(tmp_path, capsys, monkeypatch):
     assert cli.run(["run", *words, "--run", str(tmp_path / "r")]) == 2
     assert "slime eval --model DIR --recipe NAME" in capsys.readouterr().err
     assert not files.is_committed(tmp_path / "r" / "data")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"data": {"convert": "gsm8"}}, "`data.convert` = 'gsm8' is unknown (did you mean 'gsm8k'?)"),
+        ({"data": {"convert": "none.py:f"}}, "`data.convert` = 'none.py:f': there is no file none.py"),
+        ({"eval": {"sets": {"a": {"path": "x", "reward": "mth"}}}}, "`eval.sets.a.reward` = 'mth' is unknown"),
+        ({"eval": {"sets": {"a": {"path": "x", "convert": "gpq"}}}}, "(did you mean 'gpqa'?)"),
+    ],
+)
+def test_plan_knows_converters_and_the_scorers_of_sets(tree, message):
+    assert [p for p in check_names(validate_recipe(tree), None) if message in p]
