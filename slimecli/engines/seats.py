@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from slimecli import console
 from slimecli.errors import SlimeError
 
 if TYPE_CHECKING:
+    from slimecli.engines.http import HttpEngine
     from slimecli.recipe import Recipe
+    from slimecli.sync.stage import StagedWeights
 
 
 class EnginesLostError(SlimeError):
@@ -82,3 +87,20 @@ class Seat:
 
 class GivenUpError(Exception):
     """The engine that a request waited for was given up."""
+
+
+async def bring_up_to_date(engine: HttpEngine, staged: StagedWeights, timeout_s: float) -> str:
+    """Have one engine take the current weights; what it then holds. No request runs there yet."""
+    from slimecli.sync.push import push
+
+    (receipt,) = await push([engine], staged, timeout_s)
+    return f"holds version {receipt.version}"
+
+
+def tell(log: Path | None, text: str) -> None:
+    """An event: for the person watching, and a line in a file."""
+    console.warn(text)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")

@@ -8,15 +8,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slimecli import console
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.http_errors import EngineUnreachableError
 from slimecli.engines.pool import EnginePool
-from slimecli.engines.seats import EnginesLostError, Front, GivenUpError, Policy, Seat
+from slimecli.engines.seats import EnginesLostError, Front, GivenUpError, Policy, Seat, bring_up_to_date, tell
 from slimecli.errors import SlimeError
 from slimecli.protocols import Running
 from slimecli.types import WeightReceipt
@@ -202,6 +200,15 @@ class SupervisedPool(EnginePool):
         seat.thread.start()
 
     def _revive(self, seat: Seat) -> None:
+        """`_restart`; whatever goes wrong with it, nobody waits for this engine any more."""
+        try:
+            self._restart(seat)
+        except BaseException as error:
+            seat.state, seat.why = "out", f"{type(error).__name__}: {error}"
+            if not self._closing:  # at the end of a run the cluster goes while an engine is being started
+                raise
+
+    def _restart(self, seat: Seat) -> None:
         """Start an engine anew, as often as allowed."""
         begin, name, why = time.monotonic(), self._name(seat.number), seat.why
         old = self.engines[seat.number]
@@ -216,7 +223,7 @@ class SupervisedPool(EnginePool):
                 continue
             seconds = time.monotonic() - begin
             self._tell_router(None, engine.url)
-            self._tell(f"{name} died ({why}): restarted in {seconds:.1f} s at {engine.url}, {held}")
+            tell(self._log, f"{name} died ({why}): restarted in {seconds:.1f} s at {engine.url}, {held}")
             self.count("engine/restarts", 1.0)
             self.count("engine/restart_seconds", seconds)
             asyncio.run(old.close())
@@ -225,7 +232,7 @@ class SupervisedPool(EnginePool):
         if not self._closing:
             left = sum(s.state == "up" for s in self.seats)
             told = f"not restarted (engine.max_restarts = {self.policy.max_restarts}); {left} engines are left"
-            self._tell(f"{name} died ({why}), {told}: {seat.why}")
+            tell(self._log, f"{name} died ({why}), {told}: {seat.why}")
 
     def _seat_again(self, seat: Seat, engine: HttpEngine) -> str:
         """Give a new engine the current weights, and have it take part; what it holds."""
@@ -233,7 +240,7 @@ class SupervisedPool(EnginePool):
             held, state = "holds the weights it started with", "up"
             if self.current is not None:
                 try:
-                    held = asyncio.run(_bring_up_to_date(engine, self.current(), self.policy.sync_timeout_s))
+                    held = asyncio.run(bring_up_to_date(engine, self.current(), self.policy.sync_timeout_s))
                 except SlimeError as error:
                     asyncio.run(engine.health())
                     held, state = f"waits for the next weights ({error.what})", "stale"
@@ -251,14 +258,7 @@ class SupervisedPool(EnginePool):
             if new:
                 self.router.add(new)
         except (SlimeError, OSError) as error:
-            self._tell(f"the router was not told that {gone or new} is {'gone' if gone else 'there'}: {error}")
-
-    def _tell(self, text: str) -> None:
-        console.warn(text)
-        if self._log is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("a", encoding="utf-8") as log:
-                log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+            tell(self._log, f"the router was not told that {gone or new} is {'gone' if gone else 'there'}: {error}")
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class SupervisedPool(EnginePool):
         for seat in self.seats:
             if seat.state == "stale":
                 try:
-                    run(_bring_up_to_date(self.engines[seat.number], self.current(), self.policy.sync_timeout_s))
+                    run(bring_up_to_date(self.engines[seat.number], self.current(), self.policy.sync_timeout_s))
                     seat.state = "up"
                 except SlimeError as error:
                     self._lose(seat, error.what)
@@ -385,11 +385,3 @@ class SupervisedPool(EnginePool):
         for engine in self.engines:
             with contextlib.suppress(SlimeError):
                 await engine.close()
-
-
-async def _bring_up_to_date(engine: HttpEngine, staged: StagedWeights, timeout_s: float) -> str:
-    """Have one engine take the current weights; what it then holds. No request runs there yet."""
-    from slimecli.sync.push import push
-
-    (receipt,) = await push([engine], staged, timeout_s)
-    return f"holds version {receipt.version}"

@@ -89,6 +89,7 @@ def test_stop_ends_the_run_with_the_engines_name_and_the_resumed_run_equals_a_st
     assert len(metrics(root)) < STEPS
     wait_until(lambda: not processes(f"SLIME_RUNS={tmp_path / 'runs'}\0"), 20)
 
-    succeed("run", "--resume", "--run", "r", "--set", "cluster.backend='local'", folder=tmp_path)
+    alone = ("--set", "cluster.backend='local'", "--set", "engine.replicas=1")
+    succeed("run", "--resume", "--run", "r", *alone, folder=tmp_path)
     succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL), folder=tmp_path)
     assert_same_run(tmp_path / "runs" / "straight", root, STEPS)

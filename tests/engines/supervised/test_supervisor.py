@@ -11,6 +11,7 @@ from slimecli.engines.http import HttpEngine
 from slimecli.engines.seats import EnginesLostError
 from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
+from slimecli.rollout.args import HookArgs
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
 from tests.engines.processes import is_busy, payload, said, soon, start_engine
@@ -79,6 +80,20 @@ def test_the_only_engine_is_waited_for(pool, publish):
 
     assert [said(a) for a in one.ask(range(4), meanwhile=kill)] == [said(a) for a in expected]
     assert held(one)[0][0] == 3
+    args = HookArgs(load_recipe("", ()), "127.0.0.1", 1, engine=one.pool)
+    assert f"http://{args.sglang_router_ip}:{args.sglang_router_port}" == one.engines[0].url, "hooks find it"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_restart_that_fails_by_a_bug_is_waited_for_by_nobody(pool):
+    one = pool(1)
+    one.trouble = ZeroDivisionError("a bug")
+    one.engines[0].kill()
+    begin = time.monotonic()
+    (answer,) = one.ask([1])
+    assert isinstance(answer, EnginesLostError) and "ZeroDivisionError: a bug" in answer.what
+    one.pool.seats[0].thread.join(5)
+    assert time.monotonic() - begin < 10
 
 
 def test_stop_ends_everything_and_names_the_engine(pool, publish):
