@@ -106,6 +106,7 @@ class Sessions:
 
     Args:
         engine: whose tokenizer and template are used.
+        strict: only sessions that were opened may be spoken in, so that an agent that was given up finds no one.
         on_turn: called after every answer, e.g. to write it down.
         on_end: called with a session that ends, its samples, and why.
     """
@@ -115,11 +116,13 @@ class Sessions:
         engine: TextEngine,
         *,
         max_tokens: int = 0,
+        strict: bool = False,
         on_turn: Callable[[Conversation, Turn], None] | None = None,
         on_end: Callable[[Conversation, list[Sample], str], None] | None = None,
     ) -> None:
         self._engine = engine
         self._max_tokens = max_tokens
+        self.strict = strict
         self._on_turn = on_turn
         self._on_end = on_end
         self._open: dict[str, Conversation] = {}
@@ -156,8 +159,8 @@ class Sessions:
 
     def find(self, id_: str, digests: Sequence[str]) -> Conversation:
         """The session of a request: by its id, else by the longest conversation it goes on from, else a new one."""
-        if id_:
-            return self.open(id_)
+        if id_ or self.strict:
+            return self.get(id_) if self.strict else self.open(id_)
         for key in reversed(digests):
             if self._by_key.get(key) in self._open:
                 return self._open[self._by_key[key]]

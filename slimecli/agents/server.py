@@ -24,6 +24,7 @@ from slimecli.engines import fitting_context
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.server import Listener, web_app
 from slimecli.errors import SlimeError
+from slimecli.rollout.custom import hold_open
 from slimecli.types import Sample
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "sampling_seed", "stop_token_ids", "ignore_eos")
@@ -79,7 +80,7 @@ class AgentServer:
 
     def __init__(self, engine: TextEngine, *, max_tokens: int = 0) -> None:
         self.engine = engine
-        self.sessions = Sessions(engine, max_tokens=max_tokens)
+        self.sessions = Sessions(engine, max_tokens=max_tokens, strict=True)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slime-agents", daemon=True)
         self._thread.start()
@@ -119,7 +120,11 @@ class AgentServer:
             await self._call(drop())
 
     def close(self) -> None:
-        """Stop serving; the engine stays."""
+        """Stop serving; the engine stays. Idempotent."""
+        if self._loop.is_closed():
+            return
+        for key in [k for k, server in _servers.items() if server is self]:
+            del _servers[key]
         asyncio.run_coroutine_threadsafe(self._listener.stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -147,4 +152,5 @@ def agent_server(args: Any) -> AgentServer:
             limits = {"max_context": fitting_context(recipe, folder), "timeout_s": recipe.rollout.request_timeout_s}
             text = remote(engine, folder, **limits)
         _servers[id(engine)] = AgentServer(text, max_tokens=text.max_context)
+        hold_open("agent server", _servers[id(engine)])
     return _servers[id(engine)]

@@ -28,8 +28,13 @@ def load_generate(name: str, recipe: Recipe) -> Callable[..., Any]:
     return found
 
 
+def hold_open(what: str, thing: Any) -> None:
+    """Have `close_generate` end this too: it has a `close`."""
+    _open[(what, str(id(thing)))] = thing
+
+
 def close_generate() -> None:
-    """End what built-in generate functions hold open: servers of tools."""
+    """End what generate functions hold open: servers of tools, servers for agents."""
     while _open:
         _open.popitem()[1].close()
 

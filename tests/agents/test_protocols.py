@@ -23,6 +23,7 @@ def serve(tmp_path):
     def start(*lines, **more):
         own, text = scripted(tmp_path, *lines, **more)
         opened.append(AgentServer(text))
+        opened[-1].sessions.strict = False
         return own, opened[-1]
 
     yield start
@@ -149,6 +150,20 @@ def test_feedback_and_errors_of_sessions(serve):
     http(server.url + "/sessions", {"id": "s2", "group": "g", "label": "4", "metadata": {"task": 1}})
     assert [s["session_id"] for s in http(server.url + "/sessions")[1]["sessions"]] == ["s2"]
     assert http(server.url + "/sessions", {"idd": "x"})[0] == 400
+
+
+def test_an_agent_that_was_given_up_is_turned_away(serve):
+    _, server = serve("a", "b")
+    server.sessions.strict = True
+
+    async def work():
+        async with server.session(Sample(index=1)) as session:
+            assert (await asyncio.to_thread(openai, server, {"messages": [USER]}, session.api_key))[0] == 200
+        return session.api_key
+
+    key = asyncio.run(work())
+    status, answer, _ = openai(server, {"messages": [USER]}, key)
+    assert status == 404 and "no open session" in answer["error"]["message"] and len(server.sessions) == 0
 
 
 def test_a_full_context_is_told(serve):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slimecli.agents import server as module
 from slimecli.agents.server import AgentServer
 from slimecli.cli import run
 from slimecli.rundir import RunDir
@@ -87,5 +88,6 @@ def test_the_agent_is_trained_by_its_base_url(tmp_path, monkeypatch):
     assert len(groups) == 2 and len({s.rollout_id for s in samples}) == 4
     assert {s.metadata["turns"] for s in samples} == {4}, "it was asked again until its patience ended"
     assert all(0 < s.effective_response_length <= 40 < s.response_length for s in samples)
+    assert not module._servers, "the adapter went with the run"
     (step,) = [m for m in metrics(tmp_path / "agent") if m["step"] == 1]
     assert step["train/logprob_gap"] < 1e-3 and step["train/grad_norm"] > 0
