@@ -80,7 +80,11 @@ class SglangWeights:
             while not await self._flushed():
                 await asyncio.sleep(0.1)
         mode = {"mode": "retract" if running == "continue" else "abort"}
-        await self._engine.call("POST", "/pause_generation", mode, "pausing")
+        try:
+            await self._engine.call("POST", "/pause_generation", mode, "pausing")
+        except BaseException:
+            await self.go(True)  # nobody knows whether it stopped
+            raise
 
     async def flush(self) -> bool:
         """Nothing runs, so that SGLang's cache can go; requests that were put back are in nobody's way."""

@@ -15,7 +15,10 @@ class Haltable(Protocol):
     """An engine that can be made to stand still."""
 
     async def halt(self, running: Running) -> None:
-        """Let running requests finish, or abort them, or put them back; returns when nothing runs."""
+        """Let running requests finish, or abort them, or put them back; returns when nothing runs.
+
+        Who cannot leaves the engine as it was, and raises: another update may have stopped it.
+        """
 
     async def flush(self) -> bool:
         """Forget cached prompts, whose keys and values are of the old weights; False if it could not."""
@@ -36,8 +39,8 @@ class Still:
 async def standing_still(engine: Haltable, running: Running) -> AsyncIterator[Still]:
     """Weights change inside this block: no request runs in it, whatever happens to it afterwards."""
     still, begin, ok = Still(), time.perf_counter(), False
+    await engine.halt(running)
     try:
-        await engine.halt(running)
         await engine.flush()
         yield still
         ok = True

@@ -172,7 +172,45 @@ def test_two_updates_at_once_are_not_mixed(models):
         return answers, reply, held
 
     answers, reply, held = asyncio.run(both())
+    assert own.info()["paused"] == [], "who was refused has not let the other's engine go, and the other has"
     done = [a for a in answers if not isinstance(a, SlimeError)]
     assert done and all(a.fingerprint == held for a in done)
     assert all("in progress" in str(a) for a in answers if isinstance(a, SlimeError))
     assert [s["version"] for s in reply["meta_info"]["weight_versions"]] == ["0"]
+
+
+def test_an_update_that_is_given_up_while_it_waits_lets_the_engine_go_on(models):
+    own = EmbeddedEngine(models("llama"), slots=2, max_context=256)
+    own.own = own
+
+    async def scene():
+        early = [ask(own, prompt) for prompt in (3, 4)]
+        await under_way(own)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(own.update_weights(update(models)), 0.01)
+        queued = ask(own, 5)
+        replies = [await task for task in (*early, queued)]
+        await own.close()
+        return [reply["meta_info"] for reply in replies]
+
+    metas = asyncio.run(scene())
+    assert versions(metas) == [["0"]] * 3 and {meta["completion_tokens"] for meta in metas} == {ANSWER}
+
+
+def test_an_update_during_another_is_refused_and_leaves_it_alone(models):
+    own = EmbeddedEngine(models("llama"), slots=2, max_context=256)
+    own.own = own
+
+    async def scene():
+        await own.weights.halt("finish")
+        with pytest.raises(SlimeError, match="in progress"):
+            await own.update_weights(update(models))
+        waiting = ask(own, 3)
+        await asyncio.sleep(0.05)
+        said = own.info()["generated_tokens"]
+        await own.weights.go(True)
+        reply = await waiting
+        await own.close()
+        return said, reply["meta_info"]["completion_tokens"]
+
+    assert asyncio.run(scene()) == (0, ANSWER)

@@ -122,8 +122,12 @@ class EngineWeights:
 
     async def halt(self, running: Running) -> None:
         """Stop stepping. Where somebody has paused the engine, running requests stay as they left them."""
-        while not await self._call(lambda: self._halted(running)):
-            await asyncio.sleep(POLL_S)
+        try:
+            while not await self._call(lambda: self._halted(running)):
+                await asyncio.sleep(POLL_S)
+        except BaseException:
+            await self._call(self._admit)
+            raise
 
     def _halted(self, running: Running) -> bool:
         """On the engine's thread: True once it stands still."""
@@ -141,6 +145,10 @@ class EngineWeights:
         hold.add("update")
         return True
 
+    def _admit(self) -> None:
+        """On the engine's thread: requests that wait are taken in again."""
+        self._worker.scheduler.admitting = True
+
     async def flush(self) -> bool:
         """Forget cached prompts."""
         await self._call(self._worker.scheduler.prefixes.clear)
@@ -151,7 +159,7 @@ class EngineWeights:
 
         def work() -> None:
             scheduler = self._worker.scheduler
-            scheduler.admitting = True
+            self._admit()
             if self.book.pending is None:
                 self._worker.hold.discard("update")
             if not ok and self.book.trouble and scheduler.busy:
