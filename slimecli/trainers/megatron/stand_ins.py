@@ -9,6 +9,7 @@ interchangeable.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -198,7 +199,7 @@ class Provider(BackendSpecProvider):
         """Norm and linear layer in one."""
         return LayerNormColumnLinear
 
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
         """By the config."""
         return Norm
 
@@ -206,11 +207,14 @@ class Provider(BackendSpecProvider):
         """Causal attention."""
         return CoreAttention
 
-    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool) -> Any:
-        """(experts' module, its parts)."""
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool | None = None) -> Any:
+        """What makes experts: (module, its parts) for megatron-core 0.16; later versions, which know no legacy, take one
+        callable."""
+        kind, first, second = SequentialMLP, ColumnParallelLinear, RowParallelLinear
         if moe_use_grouped_gemm:
-            return TEGroupedMLP, MLPSubmodules(linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear)
-        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            kind, first, second = TEGroupedMLP, ColumnGroupedLinear, RowGroupedLinear
+        parts = MLPSubmodules(linear_fc1=first, linear_fc2=second)
+        return partial(kind, submodules=parts) if moe_use_legacy_grouped_gemm is None else (kind, parts)
 
     def activation_func(self) -> Any:
         """The config's function."""
