@@ -63,8 +63,9 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically and durably."""
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically, and so that it outlasts a power cut, unless `durable` is off: for what a new start makes
+    anew. Waiting for the disk may take seconds."""
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -72,21 +73,23 @@ def write_bytes(path: Path, data: bytes) -> None:
             with temporary.open("wb") as handle:
                 handle.write(data)
                 handle.flush()
-                os.fsync(handle.fileno())
+                if durable:
+                    os.fsync(handle.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Write UTF-8 text atomically."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8"), durable=durable)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     """Write JSON atomically, keys sorted."""
-    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any:
@@ -100,11 +103,12 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Iterator[Path]:
+def committed_folder(final: Path, manifest: dict[str, Any] | None = None, *, durable: bool = True) -> Iterator[Path]:
     """A folder that appears whole or not at all.
 
     Yields a temporary sibling to fill; on success DONE.json (the manifest, plus file names and sizes) is written
-    last and the folder takes its final name, replacing an older one. On failure nothing is left.
+    last and the folder takes its final name, replacing an older one. On failure nothing is left. `durable` is as in
+    write_bytes.
     """
     final = final.resolve() if final.is_symlink() else final  # the folder that the link stands for
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -113,24 +117,23 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None) -> Ite
         try:
             temporary.mkdir(parents=True)
             yield temporary
-            commit_folder(temporary, final, manifest)
+            commit_folder(temporary, final, manifest, durable=durable)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
-def commit_folder(temporary: Path, final: Path, manifest: dict[str, Any] | None = None) -> None:
+def commit_folder(
+    temporary: Path, final: Path, manifest: dict[str, Any] | None = None, *, durable: bool = True
+) -> None:
     """Flush a finished folder to disk, write its DONE.json, and give it its final name, replacing an older one.
 
     Files that end in `.journal` belong to the way there: DONE.json leaves them out.
     """
     sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in _files(temporary) if p.suffix != ".journal"}
-    for path in _files(temporary):
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
-    for path in sorted(p for p in temporary.rglob("*") if p.is_dir()):
-        sync_folder(path)
-    write_json(temporary / DONE, {**(manifest or {}), "files": sizes})
+    if durable:
+        _flush(temporary)
+    write_json(temporary / DONE, {**(manifest or {}), "files": sizes}, durable=durable)
     if final.exists():
         old = final.with_name(f".{final.name}.{os.getpid()}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -139,7 +142,17 @@ def commit_folder(temporary: Path, final: Path, manifest: dict[str, Any] | None 
         shutil.rmtree(old, ignore_errors=True)
     else:
         temporary.rename(final)
-    sync_folder(final.parent)
+    if durable:
+        sync_folder(final.parent)
+
+
+def _flush(folder: Path) -> None:
+    """All files below a folder to disk, then the folders that name them."""
+    for path in _files(folder):
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+    for path in sorted(p for p in folder.rglob("*") if p.is_dir()):
+        sync_folder(path)
 
 
 def is_committed(folder: Path) -> bool:

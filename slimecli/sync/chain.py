@@ -3,7 +3,7 @@
 chain.json lists them: {"format": 1, "links": [{"version", "kind": "full" or "changes", "folder", "fingerprint",
 "base_version", "base_fingerprint", "bytes"}]}. Who holds a version that is in the chain applies the changes after it;
 who does not (a new engine, or one that was restarted) takes the last whole version first. What is held is known by its
-fingerprint.
+fingerprint. Nothing here need outlast a power cut: a trainer that starts anew makes a chain anew.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Chain:
 
     def write(self) -> None:
         """Make this the folder's chain."""
-        files.write_json(self.folder / NAME, {"format": FORMAT, "links": [asdict(link) for link in self.links]})
+        told = {"format": FORMAT, "links": [asdict(link) for link in self.links]}
+        files.write_json(self.folder / NAME, told, durable=False)
 
     def of(self, version: int, kind: str) -> Link | None:
         """The link of a version."""
@@ -176,7 +177,7 @@ def _marked(pairs: Pairs, mark: Fingerprint) -> Iterator[tuple[str, torch.Tensor
 
 def _stage_whole(pairs: Pairs, version: int, folder: Path, like: Path) -> tuple[Fingerprint, Link]:
     name, mark, notes = f"v{version:06d}", Fingerprint(), {"version": version}
-    with files.committed_folder(folder / name, notes) as temporary:
+    with files.committed_folder(folder / name, notes, durable=False) as temporary:
         notes |= save_hf_folder(pairs, temporary, like=like, mark=mark)
     link = Link(version=version, kind="full", folder=name, fingerprint=mark.hexdigest(), bytes=notes["bytes"])
     return mark, link
@@ -200,7 +201,7 @@ def _stage_changes(pairs: Pairs, before: _Snapshot, version: int, folder: Path) 
             raise SlimeError(f"{min(lost)} is no longer among the weights", "start the run again")
         about["fingerprint"] = mark.hexdigest()
 
-    with files.committed_folder(folder / f"d{version:06d}", {"version": version}) as temporary:
+    with files.committed_folder(folder / f"d{version:06d}", {"version": version}, durable=False) as temporary:
         told = delta.write(watched(), before.tensors, temporary, about, lambda name, _: mark.digest(name))
     return mark, told
 
@@ -251,7 +252,7 @@ def _materialise(folder: Path, version: int) -> Path:
                 shutil.copytree(chain.at(link), out, ignore=shutil.ignore_patterns(files.DONE))
         else:
             _write_changes(delta.Delta(chain.at(link)), out, state)
-        files.write_json(state, {"version": link.version, "fingerprint": link.fingerprint})
+        files.write_json(state, {"version": link.version, "fingerprint": link.fingerprint}, durable=False)
     return out
 
 

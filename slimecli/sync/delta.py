@@ -76,7 +76,7 @@ def write(
             }
             offset += len(frame)
     told = {"format": FORMAT, **about, "bytes": offset, "changed": changed, "elements": total, "tensors": tensors}
-    files.write_json(folder / "delta.json", told)
+    files.write_json(folder / "delta.json", told, durable=False)
     return told
 
 
