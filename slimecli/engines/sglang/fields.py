@@ -86,7 +86,7 @@ def known_arguments(folder: Path) -> Mapping[str, Argument]:
         for body in (n.body for n in tree.body if isinstance(n, ast.ClassDef) and _holds_fields(n, path)):
             for node in body:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    argument = _argument(node.target.id, node.annotation)
+                    argument = _argument(node.target.id, node.annotation, older=path.name == "server_args.py")
                     found |= {argument.name: argument} if argument else {}
         if path.name == "server_args.py":
             found |= {a.name: a for a in _registered(tree)}
@@ -98,13 +98,16 @@ def _holds_fields(node: ast.ClassDef, path: Path) -> bool:
     return node.name == "ServerArgs" or path.parent.name == "fields"
 
 
-def _argument(name: str, annotation: ast.expr) -> Argument | None:
+def _argument(name: str, annotation: ast.expr, *, older: bool) -> Argument | None:
     """From `name: A[T, "help"]`, `name: A[T, Arg(...)]`, or in older versions `name: T`; None if it has no flag."""
-    kind, notes = annotation, {}
+    kind: ast.expr = annotation
+    notes: dict[str | None, ast.expr] = {}
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in ("A", "Annotated"):
         assert isinstance(annotation.slice, ast.Tuple)
         kind, *rest = annotation.slice.elts
         notes = {k.arg: k.value for call in rest if isinstance(call, ast.Call) for k in call.keywords}
+    elif not older:
+        return None
     if name.startswith("_") or "Callable" in ast.unparse(kind) or "no_cli" in notes:
         return None
     flag = str(ast.literal_eval(notes["cli_name"])) if "cli_name" in notes else "--" + name.replace("_", "-")

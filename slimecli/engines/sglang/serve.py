@@ -68,12 +68,14 @@ def read_line(stream: int) -> str:
 
 
 def follow(stream: int) -> None:
-    """Wait for the end of a pipe, then end this process's whole group, which has nothing that it would have to save."""
+    """Wait for the end of a pipe, then end this process's own group, which has nothing that it would have to save."""
     while os.read(stream, 4096):
         pass
-    for path in leftovers(os.getpgrp()):
+    # a group that this process does not lead is somebody else's
+    own = os.getpgrp() == os.getpid()
+    for path in leftovers(os.getpgrp()) if own else ():
         path.unlink(missing_ok=True)
-    os.killpg(0, signal.SIGKILL)
+    (os.killpg if own else os.kill)(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ FIELDS = """
         tp_size: A[int, Arg(help="ranks", aliases=["--tensor-parallel-size"])] = 1
         fp8_gemm_runner_backend: A[str, Arg(help="x", cli_name="--fp8-gemm-backend")] = "auto"
         hidden: A[bool, Arg(no_cli=True)] = False
+        plain: Optional[str] = None
         offload: A[Optional[bool], Arg(help="x", action=argparse.BooleanOptionalAction)] = None
         enable_metrics: A[bool, "Enable them."] = False
         mem_fraction_static: A[Optional[float], "Share of the memory."] = None
