@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from contextvars import ContextVar
 from numbers import Real
@@ -13,6 +14,9 @@ from slimecli import types
 from slimecli.rollout.args import HookArgs
 from slimecli.shim.sample import adopted
 from slimecli.types import SampleStatus
+
+_LISTS = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
+"""fields that a plugin may have made as arrays or tensors"""
 
 calling: ContextVar[HookArgs | None] = ContextVar("slime_plugin_args", default=None)
 """args of the hook that runs; slime's helpers that take none, such as `post`, look here"""
@@ -66,6 +70,8 @@ def _usable(result: Any, given: list[Any]) -> Any:
     if isinstance(result, types.Sample):
         return _ended(result)
     subject = given[1] if len(given) > 1 else None
+    if getattr(result, "shape", None) == ():  # a number or truth value of NumPy or torch
+        return result.item()
     if isinstance(result, list):
         each = subject if isinstance(subject, list) and len(subject) == len(result) else [None] * len(result)
         result[:] = [_usable(item, [None, one]) for item, one in zip(result, each, strict=True)]  # the same list
@@ -79,7 +85,31 @@ def _ended(sample: types.Sample) -> types.Sample:
         sample.status = SampleStatus.COMPLETED
     if isinstance(sample.reward, dict):
         sample.reward = _numbers(sample.reward, sample)
+    elif isinstance(sample.reward, Real):
+        sample.reward = float(sample.reward)
+    sample.metadata = _as_json(sample.metadata)
+    for name in _LISTS:
+        value = getattr(sample, name)
+        if hasattr(value, "tolist"):
+            setattr(sample, name, value.tolist())
     return sample
+
+
+def _as_json(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Samples are recorded as JSON; a plugin may note anything."""
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError):
+        plain: dict[str, Any] = json.loads(json.dumps(metadata, default=_plain, skipkeys=True))
+        return plain
+    return metadata
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and their numbers as Python's; sets as lists; the rest as text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def _numbers(reward: dict[str, Any], subject: Any) -> dict[str, float]:

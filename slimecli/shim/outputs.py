@@ -16,6 +16,10 @@ class DynamicFilterOutput:
     reason: str | None = None
     keep_when_insufficient: bool = False
 
+    def __post_init__(self) -> None:
+        """Plugins give tensors and NumPy's booleans."""
+        self.keep = bool(self.keep)
+
 
 @dataclass
 class RolloutFnTrainOutput:

@@ -116,6 +116,20 @@ def test_small_plugins(args):
     assert (verdict.keep, verdict.reason) == (False, "zero_std_0.0")
 
 
+def test_what_a_plugin_notes_can_be_recorded(args):
+    (one,) = work(args, load_generate(f"{PLUGINS}/small_hooks.py:notes_anything", args.recipe), None, n=1)
+    kept = Sample.from_dict(one.to_dict())
+    assert kept.metadata == {"seen": ["tensor(3)", "x"], "scores": [0.5, 1.0]}
+    assert kept.loss_mask == [1] * kept.response_length
+    assert kept.reward == 2.0
+
+
+def test_numbers_may_be_tensors(args):
+    reward = load_reward(RewardSection(path=f"{PLUGINS}/small_hooks.py:tensor_reward"))
+    assert asyncio.run(reward(args, Sample())) == 0.5
+    assert load_filter(f"{PLUGINS}/small_hooks.py:tensor_verdict")(args, [Sample()]).keep is True
+
+
 def test_a_buffer_filter_gives_back_the_very_groups():
     pick = load_hook(f"{PLUGINS}/small_hooks.py:newest_first", ("args", "rollout_id", "buffer", "num_samples"))
     groups = [[Sample(index=i)] for i in range(3)]

@@ -9,7 +9,7 @@ from slime.utils.types import Sample
 def check_spread(args, samples: list[Sample], **kwargs):
     rewards = [sample.get_reward_value(args) for sample in samples]
     keep = torch.tensor(rewards, dtype=torch.float).std() > 0.0
-    return DynamicFilterOutput(keep=bool(keep), reason=None if keep else f"zero_std_{round(rewards[0], 1)}")
+    return DynamicFilterOutput(keep=keep, reason=None if keep else f"zero_std_{round(rewards[0], 1)}")
 
 
 async def group_reward(args, samples, **kwargs):
@@ -29,8 +29,25 @@ def wants_too_much(args, sample):
     return actor
 
 
+async def notes_anything(args, sample, sampling_params):
+    sample = await generate_once(args, sample, sampling_params)
+    sample.metadata["seen"] = {torch.tensor(3), "x"}
+    sample.metadata["scores"] = torch.tensor([0.5, 1.0])
+    sample.loss_mask = torch.ones(sample.response_length, dtype=torch.int64)
+    sample.reward = torch.tensor(2.0).numpy()[()]
+    return sample
+
+
 def newest_first(args, rollout_id, buffer, num_samples):
     from slime.rollout.data_source import pop_first
 
     buffer.reverse()
     return pop_first(args, rollout_id, buffer, num_samples)
+
+
+def tensor_reward(args, sample, **kwargs):
+    return torch.tensor(0.5)
+
+
+def tensor_verdict(args, samples, **kwargs):
+    return torch.tensor(True)
