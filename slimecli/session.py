@@ -265,7 +265,7 @@ class Session:
         """The collector of the recipe, and what the loop has to do to record its batches."""
         if isinstance(source, LiveSource):
             live = LiveCollector(self.recipe, source, generator)
-            return live, functools.partial(self.recorder.record, live)
+            return live, lambda step, batch: self.recorder.store(step, batch, live.cursor())
         recorder, stored = self.recorder, self.recorder.stored_ahead(start)
         if not are_usable(stored, self.recipe):
             source.give_back([as_prompts(g) for batch in stored.values() for g in batch.groups])

@@ -69,9 +69,6 @@ class LiveCollector:
         """Where the source stands."""
         return {"source": self._source.state()}
 
-    def prepare(self) -> None:
-        """Nothing can be done ahead."""
-
 
 class NoEngine:
     """In the place of an engine where a server of its own answers: nothing is generated, nothing is published."""

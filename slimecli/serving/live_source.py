@@ -161,8 +161,9 @@ class LiveSource:
             "live": True,
             "segment": self._place[0],
             "offset": self._place[1],
-            "partial": self._partial,
-            "ready": self._ready,
+            # copies: it is written by another thread while the next step collects
+            "partial": {name: list(group) for name, group in self._partial.items()},
+            "ready": list(self._ready),
             "buffer": [[s.to_dict() for s in g] for g in self._buffer],
             "next": [self._next_group, self._next_sample, self._next_session],
         }
