@@ -87,7 +87,7 @@ def loop(parts: Parts, start: int, stop: int) -> None:
         is_last = interrupted or verdict is not None or step == stop
         if is_last:
             rest(parts)
-        else:
+        elif is_published:
             proceed(parts, step)
         parts.commit(step, metrics, is_last)
         if verdict is not None:

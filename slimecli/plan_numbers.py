@@ -58,6 +58,11 @@ def work_values(recipe: Recipe, counts: DataCount) -> list[Value]:
         ("tokens per step, at most", per_step, "tokens", f"{answers} answers x {recipe.max_context} (prompt + answer)"),
         ("tokens in all, at most", steps * per_step, "tokens", f"{steps} steps"),
     ]
+    if rollout.oldest:
+        how = "never stops" if rollout.fully_async else f"runs {rollout.max_staleness - recipe.sync.interval + 1} ahead"
+        how = how if rollout.overlaps else "and training take turns"
+        continued = f"; continued answers {rollout.partial_staleness} more" if rollout.partial else ""
+        rows.append(("age of an answer, at most", rollout.oldest, "versions", f"generation {how}{continued}"))
     return values + [Value(group="work", name=n, value=v, unit=u, reason=r) for n, v, u, r in rows]
 
 

@@ -37,6 +37,13 @@ def test_throughput(name):
     assert "quickstart" in table
 
 
+def test_overlap():
+    result, table = smoke("overlap")
+    assert result["sides"]["in turns"]["staleness_max"] == 0
+    assert [result["sides"][f"{s} ahead"]["staleness_max"] for s in (1, 2)] == [1, 2]
+    assert result["sides"]["never stopping, 2"]["staleness_max"] <= 2 and "of_turns" in table
+
+
 def test_sync():
     result, _ = smoke("sync")
     kinds = result["shapes"]["quickstart"]["kinds"]

@@ -108,6 +108,7 @@ def test_weights_are_published_and_measured_at_the_interval_and_at_the_end(make)
     loop(build("sync.interval=2", "rollout.max_staleness=1"), 0, 5)
     verbs = [x for x in log if x.startswith(("publish", "measure"))]
     assert verbs == [f"{verb} {step}" for step in (0, 2, 4, 5) for verb in ("publish", "measure")]
+    assert [x for x in log if x.startswith("proceed")] == ["proceed 0", "proceed 2", "proceed 4"]
 
 
 def test_a_request_to_stop_waits_for_the_next_publication(make):

@@ -26,15 +26,16 @@ def open_stream(engine, *sets, start=0, state=None, keep=None):
     return ContinuousCollector(recipe, source, answering, start=start), source
 
 
-async def train(made, engine, first, last, learn_s=0.01):
+async def train(made, engine, first, last, learn_s=0.01, interval=1):
     batches = []
     await made.proceed(engine.version)
     for step in range(first, last + 1):
         batches.append(await made.collect(step))
         await asyncio.sleep(learn_s)
-        engine.version = step  # under running answers
-        await made.rest()
-        await made.proceed(step)
+        if step % interval == 0:
+            engine.version = step  # under running answers
+            await made.rest()
+            await made.proceed(step)
     return batches
 
 
@@ -53,6 +54,15 @@ def test_no_answer_is_older_than_allowed_and_none_is_dropped_for_its_length():
     taken = [n for b in batches for n in numbers(b.groups)]
     assert sorted(taken) == list(range(32)), "each prompt once, the long ones too, and none beyond the last step"
     assert all(numbers(b.groups) == sorted(numbers(b.groups)) for b in batches)
+
+
+@pytest.mark.parametrize(("interval", "staleness"), [(2, 1), (2, 2), (4, 3)])
+def test_engines_may_take_every_so_many_versions(interval, staleness):
+    engine = PacedEngine(slow_twos)
+    made, _ = open_stream(engine, f"sync.interval={interval}", f"rollout.max_staleness={staleness}")
+    batches = asyncio.run(train(made, engine, 1, 8, interval=interval))
+    assert max(b.metrics["rollout/staleness_max"] for b in batches) <= staleness
+    assert sorted(n for b in batches for n in numbers(b.groups)) == list(range(32))
 
 
 def test_weights_change_under_running_answers_and_every_token_is_its_weights():
