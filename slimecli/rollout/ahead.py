@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slimecli.errors import SlimeError
 from slimecli.recipe import Recipe
 from slimecli.rollout.collect import Collection, RolloutCollector
 from slimecli.rollout.versions import age
@@ -52,7 +53,7 @@ class AheadCollector:
         self._ready = dict(stored)
         self._next = start + len(stored) + 1
         self._collected = start
-        self._cursor = inner.cursor() | {"ahead": len(stored)}
+        self._cursor, self._made = inner.cursor(), start + len(stored)
         self._work: asyncio.Task[None] | None = None
         self._news = asyncio.Condition()
 
@@ -89,8 +90,13 @@ class AheadCollector:
         work, self._work = self._work, None
         if work is not None:
             await work
-        self._cursor = self._inner.cursor() | {"ahead": self._next - 1 - self._collected}
+        self._cursor, self._made = self._inner.cursor(), self._next - 1
 
     def cursor(self) -> dict[str, Any]:
-        """Where the source stood when the engines were last at rest, and how many batches were waiting then."""
-        return self._cursor
+        """Where the source stood when the engines were last at rest, and how many batches made by then still wait."""
+        if self._made < self._collected:
+            raise SlimeError(
+                f"a checkpoint after step {self._collected} lacks where the data stood",
+                "make checkpoint.interval a multiple of sync.interval",
+            )
+        return self._cursor | {"ahead": self._made - self._collected}

@@ -127,6 +127,23 @@ def test_a_checkpoint_tells_which_batches_wait_and_a_resume_goes_on_from_there()
     ]
 
 
+def test_a_checkpoint_between_two_updates_is_refused():
+    engine = PacedEngine(lambda ids: 3)
+    made, _ = open_ahead(engine, "rollout.max_staleness=1", "sync.interval=2", "steps=4")
+
+    async def work():
+        await made.rest()
+        await made.proceed(0)
+        await made.collect(1)
+        with pytest.raises(SlimeError, match="multiple of sync.interval"):
+            made.cursor()
+        await made.collect(2)
+        await made.rest()
+        return made.cursor()
+
+    assert asyncio.run(work())["ahead"] == 0
+
+
 def test_generation_and_training_overlap():
     engine = PacedEngine(lambda ids: 20)
     made, _ = open_ahead(engine, "rollout.max_staleness=1", "steps=4")
