@@ -115,7 +115,7 @@ def cli(
     overrides, version = tuple(set_ or ()), 0
     if run:
         target, resolved = run_and_recipe(run, overrides)
-        version = max([0, *target.weight_versions()]) if step is None else step
+        version = (target.last_checkpoint() or 0) if step is None else step
         weights = step_weights(target, resolved, version)
     else:
         resolved = load_recipe(recipe, overrides)

@@ -30,6 +30,7 @@ def session_of(request: web.Request, data: dict[str, Any], key_is_session: bool)
         or metadata.get("session_id")
         or (bearer(request) if key_is_session else "")
         or data.get("user")
+        or metadata.get("user_id")
     )
     return str(found or "")
 
