@@ -50,7 +50,7 @@ class _Row:
     digest: str
     """`chain` up to this row"""
     sample: Sample | None
-    """None: not asked, as it is of another shard or was left out"""
+    """None: not asked, as it is broken"""
 
 
 def rollout_file(
@@ -166,14 +166,15 @@ def _rows(
             if number == done - 1 and file is not None and digest != file.digest:
                 break
             continue
+        if not part.has(number):
+            continue
         sample = None
-        if part.has(number):
-            try:
-                sample = as_asked(raw, recipe.data, tokenizer, where)
-            except DataError:
-                if not recipe.data.skip_broken:
-                    raise
-                counts["left: broken prompt"] += 1
+        try:
+            sample = as_asked(raw, recipe.data, tokenizer, where)
+        except DataError:
+            if not recipe.data.skip_broken:
+                raise
+            counts["left: broken prompt"] += 1
         yield _Row(number, digest, sample)
     if number < done - 1 or (done and number == done - 1 and file is not None and digest != file.digest):
         raise UsageError(

@@ -48,7 +48,7 @@ class AppendedFile:
         if stored is not None:
             self._refuse_other(stored["identity"])
         self.rows: int = stored["rows"] if stored else 0
-        """rows of the input that are answered, dropped or of another shard"""
+        """rows of the input up to the last that was answered or left out"""
         self.digest: str = stored["digest"] if stored else NO_ROWS
         """`chain` over these rows"""
         self.counts: dict[str, int] = stored["counts"] if stored else {}
