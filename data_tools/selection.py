@@ -16,6 +16,8 @@ PASSING = 1.0
 """score from which an answer counts as correct"""
 PROMPT_MESSAGES = "prompt_messages"
 """key of metadata under which offline samples carry their prompt as chat messages"""
+ANSWER_MESSAGES = "answer_messages"
+"""key of metadata under which an offline sample of several turns carries them as chat messages"""
 
 _Pick = Callable[[Group, list[float]], list[Sample]]
 
@@ -63,7 +65,9 @@ class Selection:
             return "truncated"
         if self.form == "sft" and PROMPT_MESSAGES not in sample.metadata:
             return "without prompt_messages"
-        if self.form == "sft" and 0 in sample.mask:
+        if self.form == "sft" and sample.metadata.get("segment", 0) != sample.metadata.get("segments", 1) - 1:
+            return "an earlier segment"
+        if self.form == "sft" and 0 in sample.mask and ANSWER_MESSAGES not in sample.metadata:
             return "several turns"
         return ""
 
@@ -97,10 +101,10 @@ _FIX = "write samples or sft, alone or with a rule: sft:best, sft:best=2, sft:pa
 
 def sft_row(sample: Sample, tool_key: str = "tools") -> dict[str, Any]:
     """A conversation for SFT: the prompt's messages and the answer, the reward beside them."""
-    metadata = {k: v for k, v in sample.metadata.items() if k not in (PROMPT_MESSAGES, "tools")}
-    answer = {"role": "assistant", "content": sample.response}
+    metadata = {k: v for k, v in sample.metadata.items() if k not in (PROMPT_MESSAGES, ANSWER_MESSAGES, "tools")}
+    answers = sample.metadata.get(ANSWER_MESSAGES) or [{"role": "assistant", "content": sample.response}]
     row: dict[str, Any] = {
-        "messages": [*sample.metadata[PROMPT_MESSAGES], answer],
+        "messages": [*sample.metadata[PROMPT_MESSAGES], *answers],
         "metadata": {**metadata, "reward": sample.reward, "group_index": sample.group_index},
     }
     if sample.metadata.get("tools"):

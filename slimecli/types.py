@@ -13,6 +13,8 @@ from typing import Any
 from slimecli.errors import DataError
 
 Message = dict[str, Any]
+LAST_TURN = "last_turn"
+"""key of metadata with what the model said last, in a response of several turns; built-in scorers look at that alone"""
 
 
 class SampleStatus(StrEnum):

@@ -21,7 +21,7 @@ from slimecli.data_tools.rewards.threads import Gate, in_thread
 from slimecli.errors import DataError, SlimeError, UsageError
 from slimecli.lookup import look_up
 from slimecli.recipe_reward import RewardSection
-from slimecli.types import Sample
+from slimecli.types import LAST_TURN, Sample
 
 REWARDS: dict[str, str] = {
     "reasoning_gym": "slimecli.data_tools.rewards.reasoning_gym:score",
@@ -160,6 +160,7 @@ class BuiltIn(Reward):
         """The score, or with a list the scores."""
         if isinstance(subject, list) and self.group:
             scorer = self._scorer(self._name)
+            subject = [_as_answered(s) for s in subject]
             return await self._timed(self._gates[self._name], lambda: scorer(args, subject), self._name, subject)
         outcomes = await self.each(args, subject if isinstance(subject, list) else [subject])
         for outcome in outcomes:
@@ -173,6 +174,7 @@ class BuiltIn(Reward):
         Quick scorers share one thread and one deadline for all samples; of those that run out of it, the ones that are
         done count. The others (code, servers) run one by one.
         """
+        samples = [_as_answered(s) for s in samples]
         outcomes: list[Any] = [None] * len(samples)
         quick: list[tuple[int, Scorer]] = []
         slow = []
@@ -244,6 +246,12 @@ class BuiltIn(Reward):
             self._made[name] = scorer(self._section) if is_class else scorer
             self._gates[name] = Gate(getattr(scorer, "parallel", MAX_PARALLEL))
         return self._made[name]
+
+
+def _as_answered(sample: Sample) -> Sample:
+    """The sample with its last turn as the response: what a tool said is no answer of the model's."""
+    said = sample.metadata.get(LAST_TURN)
+    return sample if said is None else dataclasses.replace(sample, response=str(said))
 
 
 def _too_late(name: str, timeout_s: float, subject: Any) -> RewardTimeout:

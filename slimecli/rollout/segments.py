@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from slimecli.errors import DataError, SlimeError
-from slimecli.types import Sample, SampleStatus
+from slimecli.types import LAST_TURN, Sample, SampleStatus
 
 FINISHED: dict[str, SampleStatus] = {
     "stop": SampleStatus.COMPLETED,
@@ -35,7 +35,7 @@ FINISHED: dict[str, SampleStatus] = {
 }
 """SGLang's finish_reason.type -> how the answer ended"""
 
-OWN_METADATA = ("turns", "segment", "segments", "stats", "unfinished")
+OWN_METADATA = ("turns", "segment", "segments", "stats", "unfinished", LAST_TURN)
 """what is noted about an execution in the metadata of its samples"""
 
 OnBreak = Literal["segment", "error"]

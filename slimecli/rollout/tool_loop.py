@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from slimecli.data_tools.prompts import require_template
-from slimecli.data_tools.selection import PROMPT_MESSAGES
+from slimecli.data_tools.selection import ANSWER_MESSAGES, PROMPT_MESSAGES
 from slimecli.errors import DataError
 from slimecli.recipe_tools import ToolsSection
 from slimecli.rollout.execution import Execution
@@ -20,7 +20,7 @@ from slimecli.rollout.turns import Conversation
 from slimecli.seeds import derive_seed
 from slimecli.tools.parsers import Parsed, load_parser, split_reasoning
 from slimecli.tools.toolbox import Toolbox, ToolResult
-from slimecli.types import Message, Sample, SampleStatus
+from slimecli.types import LAST_TURN, Message, Sample, SampleStatus
 
 
 class ToolLoop:
@@ -166,6 +166,11 @@ def _samples(run: Execution) -> list[Sample]:
     last = samples[-1]
     if run.finish == "length":
         last.status = SampleStatus.TRUNCATED
+    if PROMPT_MESSAGES in last.metadata:  # used offline, where conversations may become SFT data
+        last.metadata[ANSWER_MESSAGES] = run.talk.answers
+        last.metadata |= {"tools": run.talk.tools} if run.talk.tools else {}
+    if run.log:
+        last.metadata[LAST_TURN] = next(m["content"] for m in reversed(run.talk.messages) if m["role"] == "assistant")
     last.non_generation_time = round(run.tool_seconds, 6)
     last.metadata["stats"] = {
         **run.stats,

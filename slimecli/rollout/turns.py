@@ -31,7 +31,9 @@ class Conversation:
         self, tokenizer: Any, messages: Sequence[Message], tools: list[dict[str, Any]], end_ids: Collection[int]
     ) -> None:
         self._tokenizer = tokenizer
-        self._tools = tools or None
+        self.tools = tools or None
+        """what the template shows"""
+        self._asked = len(messages)
         self._end_ids = frozenset(end_ids)
         self._end_text = ""
         """how the last turn ended, where it ended with an end token"""
@@ -40,6 +42,11 @@ class Conversation:
         """text of ids; after a turn without its end token"""
         self.ids = self._tokenize(self.text)
         """[tokens] what the engine is given next"""
+
+    @property
+    def answers(self) -> list[Message]:
+        """Everything since the model's first turn, that one included."""
+        return self.messages[self._asked :]
 
     def say(self, output_ids: Sequence[int]) -> str:
         """Add a turn of the model; returns its text without the token that ended it."""
@@ -85,7 +92,7 @@ class Conversation:
         return rest.removeprefix(self._end_text) if rest.startswith(self._end_text) else None
 
     def _render(self, messages: list[Message]) -> str:
-        return render(self._tokenizer, messages, self._tools, WHERE, add_generation_prompt=True)
+        return render(self._tokenizer, messages, self.tools, WHERE, add_generation_prompt=True)
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

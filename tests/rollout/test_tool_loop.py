@@ -3,11 +3,16 @@
 import asyncio
 import json
 import sys
+from collections import Counter
 
 import pytest
 
+from slimecli.data_tools.conversations import render_conversation
+from slimecli.data_tools.rewards import load_reward
+from slimecli.data_tools.selection import parse_selection
 from slimecli.errors import SlimeError
 from slimecli.recipe import validate_recipe
+from slimecli.recipe_reward import RewardSection
 from slimecli.recipe_tools import ToolsSection
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.custom import close_generate, load_generate, wants_messages
@@ -114,6 +119,41 @@ def test_tools_are_shown_by_the_recipe_or_the_row(tokenizer):
         assert "calculator <|im_end|>" in tokenizer.decode(sample.tokens)
     with pytest.raises(SlimeError, match="offers a tool 'abacus'"):
         work(tokenizer, "42", sample=Sample(index=0, prompt=ask, metadata={"tools": ["abacus"]}))
+
+
+def test_offline_a_conversation_becomes_sft_data(tokenizer):
+    ask = [{"role": "user", "content": "What is 2 * 21"}]
+    row = Sample(index=0, group_index=0, prompt="text", metadata={"prompt_messages": ask})
+    (sample,), _ = work(tokenizer, f"{call('2 * 21')}<|im_end|>", "It is 42<|im_end|>", sample=row)
+    sample.reward = 1.0
+    sft = parse_selection("sft:passing")
+    assert sft.pick([sample], None, Counter()) == [sample]
+    found = json.loads(sft.line(sample))
+    assert found["messages"] == [
+        *ask,
+        {"role": "assistant", "content": call("2 * 21")},
+        {"role": "tool", "name": "calculator", "tool_call_id": "call_0", "content": "42"},
+        {"role": "assistant", "content": "It is 42"},
+    ]
+    assert found["tools"][0]["function"]["name"] == "calculator"
+    assert "answer_messages" not in found["metadata"]
+    ids, mask = render_conversation(found["messages"], tokenizer, found["tools"])
+    assert ids[: len(sample.tokens)] == sample.tokens  # what is learnt from is what was said
+    assert mask[sample.prompt_length : len(sample.tokens)] == sample.loss_mask
+    earlier = Sample(**{**vars(sample), "metadata": {**sample.metadata, "segment": 0, "segments": 2}})
+    left = Counter()
+    assert sft.pick([earlier], None, left) == []
+    assert left["an earlier segment"] == 1
+
+
+def test_what_a_tool_said_is_no_answer(tokenizer):
+    reward = load_reward(RewardSection(type="exact"))
+    right = {"metadata": {"extract": "last_number"}, "label": "42", "prompt": [{"role": "user", "content": "What"}]}
+    (silent,), _ = work(tokenizer, f"{call('2 * 21')}<|im_end|>", "<|im_end|>", sample=Sample(index=0, **right))
+    (said,), _ = work(tokenizer, f"{call('2 * 21')}<|im_end|>", "42<|im_end|>", sample=Sample(index=0, **right))
+    assert "42" in silent.response
+    assert [asyncio.run(reward(None, s)) for s in (silent, said)] == [0.0, 1.0]
+    assert said.response.endswith("42")
 
 
 def test_errors_are_told_and_counted(tokenizer):
