@@ -9,6 +9,7 @@ from slimecli import env
 from slimecli.errors import RecipeError
 from slimecli.plan_algo import algorithm_warnings
 from slimecli.plan_checks import all_problems, count_data
+from slimecli.plan_gpus import GPU_MEMORY, gpu_problems, gpu_values
 from slimecli.plan_machine import Machine, measure, this_machine
 from slimecli.plan_megatron import decided_values, megatron_bytes
 from slimecli.plan_numbers import (
@@ -81,6 +82,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         *phases,
         *disk,
         *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
+        *gpu_values(recipe, machine.gpus, trainer, engine),
         *(decided_values(recipe, spec, on_gpu=on_gpu) if is_megatron else []),
         *sglang_values(recipe, on_gpu=on_gpu),
     ]
@@ -88,6 +90,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     # the estimated part may be off by a factor, so it can warn but not refuse
     estimated = sum(int(v.value) for v in trainer if "estimated" in v.name) * recipe.trainer.processes
     problems = machine_problems(machine, memory - estimated, total_of(disk), run)
+    problems += gpu_problems(recipe, machine.gpus)
     problems += shared_memory_problems(recipe, machine, spec.weight_bytes(recipe.model.dtype))
     if problems:
         raise RecipeError(problems)
@@ -95,11 +98,11 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
         values += time_values(recipe, spec, measure(spec.hidden, slots))
     found = warnings(recipe, machine, engines) + sglang_warnings(recipe, on_gpu=on_gpu)
-    on_device = total_of(trainer) + (total_of(engine) if needs_engine else 0)
+    on_device = max((int(v.value) for v in values if v.group == GPU_MEMORY), default=0)
     if on_gpu and on_device > machine.gpu_memory_bytes:
         found.append(
-            f"a trainer process{' beside an engine' * needs_engine} may need about {on_device / 1e9:.1f} GB of GPU "
-            f"memory, the smallest GPU has {machine.gpu_memory_bytes / 1e9:.1f} GB: more trainer.processes, a lower "
+            f"about {on_device / 1e9:.1f} GB of GPU memory may be needed at a time, the smallest GPU has "
+            f"{machine.gpu_memory_bytes / 1e9:.1f} GB: more trainer.processes, a lower "
             "trainer.max_tokens_per_micro_batch or fewer engine.slots take less"
         )
     if not on_gpu and memory > machine.memory_bytes:

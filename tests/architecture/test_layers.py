@@ -60,6 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan_sglang",
         "plan_rollout",
         "plan_checks",
+        "plan_gpus",
         "plan_layout",
         "plan_machine",
         "plan_megatron",

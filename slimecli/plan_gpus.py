@@ -1,0 +1,70 @@
+"""GPUs that a run asks for, against those that are there, and the memory of each by phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slimecli.placement import Demand, demand_of
+from slimecli.plan_numbers import LIBRARIES, Value, total_of
+from slimecli.recipe import Recipe
+from slimecli.trainers.megatron.layout import group_size
+
+GPU_MEMORY = "memory of a GPU"
+"""heading of the phases"""
+
+
+def gpu_demand(recipe: Recipe, gpus: int) -> Demand:
+    """What the run asks for where there are so many GPUs."""
+    group = group_size(recipe.megatron) if recipe.trainer.backend == "megatron" else 1
+    return demand_of(recipe, group, gpus)
+
+
+def gpu_problems(recipe: Recipe, gpus: int) -> list[str]:
+    """More GPUs than this machine has; of a cluster that is joined, only the cluster knows."""
+    if not gpus or recipe.cluster.address or recipe.cluster.backend != "ray":
+        return []
+    demand = gpu_demand(recipe, gpus)
+    asked = sum(demand.bundles())
+    if asked <= gpus:
+        return []
+    fix = "fewer `trainer.processes` or engines"
+    if not demand.colocate and sum(replace(demand, colocate=True).bundles()) <= gpus:
+        fix = "`cluster.placement` = 'colocated'"
+    return [f"the run asks for {asked} GPUs ({_said(demand)}), this machine has {gpus}: take {fix}, or a cluster"]
+
+
+def gpu_values(recipe: Recipe, gpus: int, trainer: list[Value], engine: list[Value]) -> list[Value]:
+    """Bundles of GPUs, and what one of them holds in each phase; nothing where there are none.
+
+    Args:
+        trainer, engine: memory of one process, as the plan has them.
+    """
+    if not gpus and not recipe.cluster.address:
+        return []
+    demand = gpu_demand(recipe, gpus)
+    size = {v.name: int(v.value) for v in trainer}
+    serves = {v.name: int(v.value) for v in engine}
+    whole = total_of(trainer) - size.get("libraries", 0)
+    held = total_of(engine) - serves.get("libraries", 0) if demand.engines else 0
+    rows: list[tuple[str, int, str]] = [("learn", whole, "a trainer process; an engine beside it holds nothing")]
+    if demand.colocate and demand.engines:
+        resting = size["weights"] + size["optimizer"]
+        rows += [
+            ("generate", held, f"an engine; the trainer's {whole / 1e9:.2f} GB rest in host memory"),
+            ("publish", resting + serves["weights"], "weights and optimizer of the trainer, weights of the engine"),
+        ]
+    elif demand.engines:
+        rows = [("trainer's", whole, "one process each"), ("engine's", held, "one engine each")]
+    asked = Value(
+        group="placement", name="GPUs", value=sum(demand.bundles()), unit="", reason=f"{_said(demand)}; in bundles on "
+        f"one machine each: {' + '.join(str(n) for n in demand.bundles())}",
+    )  # fmt: skip
+    without = f", without {LIBRARIES}"
+    return [asked, *(Value(group=GPU_MEMORY, name=n, value=v, unit="bytes", reason=r + without) for n, v, r in rows)]
+
+
+def _said(demand: Demand) -> str:
+    trainer = f"{demand.ranks} for the trainer"
+    if not demand.engines:
+        return trainer
+    return f"{trainer}, {sum(demand.engines)} for engines" + ", shared in turn" * demand.colocate

@@ -1,0 +1,59 @@
+"""GPUs that a run asks for, and what each of them holds."""
+
+import pytest
+
+from slimecli import plan
+from slimecli.plan_gpus import GPU_MEMORY, gpu_problems, gpu_values
+from slimecli.plan_machine import this_machine
+from slimecli.plan_numbers import Value
+from slimecli.recipe import load_recipe
+
+GB = 10**9
+TRAINER = [
+    Value(group="t", name=n, value=v * GB, unit="bytes", reason="")
+    for n, v in (("weights", 4), ("gradients", 4), ("optimizer", 8), ("libraries", 1), ("total", 17))
+]
+ENGINE = [
+    Value(group="e", name=n, value=v * GB, unit="bytes", reason="")
+    for n, v in (("weights", 2), ("KV cache, at most", 7), ("libraries", 1), ("total", 10))
+]
+EIGHT = ("trainer.processes=4", "trainer.backend=megatron", "megatron.tensor-model-parallel-size=2", "engine.replicas=4")
+
+
+def phases(gpus, *overrides):
+    values = gpu_values(load_recipe("", overrides), gpus, TRAINER, ENGINE)
+    return {v.name: int(v.value) / GB for v in values if v.group == GPU_MEMORY}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "expected"),
+    [
+        (0, EIGHT, ""),
+        (8, EIGHT, ""),
+        (4, EIGHT, ""),
+        (3, EIGHT, "asks for 4 GPUs (4 for the trainer, 4 for engines, shared in turn), this machine has 3"),
+        (4, (*EIGHT, "cluster.placement=disaggregated"), "take `cluster.placement` = 'colocated'"),
+        (4, (*EIGHT, "cluster.address=x:1"), ""),
+        (1, (), ""),
+    ],
+)
+def test_more_than_there_are_is_a_problem(gpus, overrides, expected):
+    found = gpu_problems(load_recipe("", overrides), gpus)
+    assert bool(found) == bool(expected)
+    assert expected in "".join(found)
+
+
+def test_gpus_that_are_shared_hold_one_at_a_time():
+    assert phases(1) == {"learn": 16, "generate": 9, "publish": 14}
+    assert phases(2) == {"trainer's": 16, "engine's": 9}
+    assert phases(1, "steps=0") == {"learn": 16}
+    assert phases(0) == {} != phases(0, "cluster.address=x:1")
+
+
+def test_the_plan_shows_bundles_and_warns_of_a_small_gpu(monkeypatch, tmp_path):
+    machine = this_machine(tmp_path)
+    small = type(machine)(**{**vars(machine), "gpus": 1, "gpu_memory_bytes": 10**6})
+    monkeypatch.setattr(plan, "this_machine", lambda folder: small)
+    made = plan.make_plan(load_recipe("quickstart"))
+    assert made.value("placement", "GPUs") == 1
+    assert any("of GPU memory may be needed at a time" in w for w in made.warnings)
