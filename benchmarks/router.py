@@ -91,7 +91,7 @@ async def at_once(session: aiohttp.ClientSession, url: str, count: int) -> float
 
 async def measure(urls: dict[str, str], routers: dict[str, Router], flags: argparse.Namespace) -> dict[str, Any]:
     """Every side in turns, `repeats` times over."""
-    latency: dict[str, list[float]] = {name: [] for name in urls}
+    latency: dict[str, list[list[float]]] = {name: [] for name in urls}
     rate: dict[str, list[float]] = {name: [] for name in urls}
     cpu: dict[str, list[float]] = {name: [] for name in routers}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -102,7 +102,7 @@ async def measure(urls: dict[str, str], routers: dict[str, Router], flags: argpa
                 many = await at_once(session, url, flags.requests * 4)
                 if number < 0:
                     continue
-                latency[name] += serial
+                latency[name].append(serial)
                 rate[name].append(many)
                 if name in routers:
                     used = _common.tree_cpu_seconds(routers[name].pid) - before
@@ -110,10 +110,11 @@ async def measure(urls: dict[str, str], routers: dict[str, Router], flags: argpa
     return {name: _side(latency[name], rate[name], cpu.get(name)) for name in urls}
 
 
-def _side(latency: list[float], rate: list[float], cpu: list[float] | None) -> dict[str, Any]:
-    ordered = sorted(latency)
+def _side(latency: list[list[float]], rate: list[float], cpu: list[float] | None) -> dict[str, Any]:
+    ordered = sorted(seconds for repeat in latency for seconds in repeat)
     return {
         "ms_p50": 1e3 * statistics.median(ordered),
+        "ms_p50_best": 1e3 * min(statistics.median(repeat) for repeat in latency),
         "ms_p99": 1e3 * ordered[int(0.99 * len(ordered))],
         "requests_per_s": statistics.median(rate),
         "spread": _common.spread(rate),
@@ -132,7 +133,8 @@ def main() -> None:
     if flags.smoke:
         flags.repeats, flags.requests = 1, IN_FLIGHT
     line = [sys.executable, "-m", "benchmarks.router", "--serve"]
-    engines = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(ENGINES)]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # smg knocks with HTTP/2 first
+    engines = [subprocess.Popen(line, text=True, **quiet) for _ in range(ENGINES)]
     routers: dict[str, Router] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -152,10 +154,11 @@ def main() -> None:
                 engine.kill()
                 engine.wait()
     _common.show("a request", [{"by": name, **side} for name, side in sides.items()])
-    direct = sides["direct"]["ms_p50"]
-    added = {name: side["ms_p50"] - direct for name, side in sides.items() if name != "direct"}
-    ratio = sides["builtin round_robin"]["ms_p50"] / direct
-    _common.finish("router", {"ratio": ratio, "added_ms_p50": added, "sides": sides}, save=flags.save)
+    # of the quickest repeat: what else the machine does then can only add to it
+    direct = sides["direct"]["ms_p50_best"]
+    added = {name: side["ms_p50_best"] - direct for name, side in sides.items() if name != "direct"}
+    ratio = sides["builtin round_robin"]["ms_p50_best"] / direct
+    _common.finish("router", {"ratio": ratio, "added_ms": added, "sides": sides}, save=flags.save)
     return None
 
 
