@@ -191,8 +191,10 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     """Set a nested key in place."""
-    for key in keys[:-1]:
+    for depth, key in enumerate(keys[:-1]):
         node = tree.setdefault(key, {})
+        if keys[:depth] == ["eval", "sets"] and isinstance(node, str):  # a set that was no more than its path
+            node = tree[key] = {"path": node}
         if not isinstance(node, dict):
             raise UsageError(f"--set {'.'.join(keys)}: {key!r} is not a section", "see `slime recipes --fields`")
         tree = node

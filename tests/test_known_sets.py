@@ -12,7 +12,7 @@ from slimecli.data_tools.prompts import load_prompts
 from slimecli.data_tools.rewards import load_reward
 from slimecli.errors import DataError
 from slimecli.plan_checks import check_names
-from slimecli.recipe import load_recipe, shipped_recipes, validate_recipe
+from slimecli.recipe import load_recipe, override_recipe, shipped_recipes, validate_recipe
 from slimecli.recipe_sections import DataSection
 from slimecli.rollout.args import HookArgs
 from slimecli.rollout.eval_sets import set_recipe
@@ -152,3 +152,12 @@ def test_an_evaluation_recipe_is_for_slime_eval(tmp_path, capsys, monkeypatch):
 )
 def test_plan_knows_converters_and_the_scorers_of_sets(tree, message):
     assert [p for p in check_names(validate_recipe(tree), None) if message in p]
+
+
+def test_a_set_that_is_a_path_can_be_given_further_values():
+    changed = ("eval.sets.gsm8k.temperature=0.5", "eval.sets.gsm8k.path=copy#main/test")
+    recipe = load_recipe("gsm8k", changed)
+    assert recipe.eval.sets["gsm8k"].path == "copy#main/test" and recipe.eval.sets["gsm8k"].temperature == 0.5
+    again = override_recipe(load_recipe("gsm8k"), changed[:1])
+    assert again.eval.sets["gsm8k"].path == "hf://openai/gsm8k#main/test"
+    assert validate_recipe(json.loads(recipe.to_json())) == recipe
