@@ -4,7 +4,7 @@ import pytest
 
 from slimecli.data_tools.filters import FilterResult, load_filter
 from slimecli.errors import SlimeError, UsageError
-from slimecli.types import Sample
+from slimecli.types import Sample, SampleStatus
 
 
 def group(*rewards):
@@ -18,6 +18,12 @@ def test_zero_variance(name):
     assert keep(None, group(1.0, 1.0)) == FilterResult(False, "zero_std_1.0")
     assert keep(None, group(0.0, 1e-9)).keep is False
     assert keep(None, group(1.0)).keep is False
+
+
+def test_an_answer_that_failed_has_no_say():
+    failed = Sample(index=9, status=SampleStatus.FAILED)
+    keep = load_filter("zero-variance")
+    assert keep(None, [*group(0.0, 1.0), failed]).keep and not keep(None, [*group(1.0, 1.0), failed]).keep
 
 
 def test_reward_key_and_fallback():
