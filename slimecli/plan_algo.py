@@ -63,7 +63,7 @@ def _check_idle(algo: AlgoSection) -> Iterator[str]:
         yield f"`algo.std_normalization` has no effect with {algo.name}"
     if named and not algo.rewards_normalization and algo.name in ("ppo", "rloo", "reinforce_plus_plus"):
         yield f"`algo.rewards_normalization` has no effect with {algo.name}"
-    if algo.name == "sft" and algo.uses_engine_log_probs:
+    if algo.name == "sft" and (algo.uses_engine_log_probs or algo.old_log_probs != "recompute"):
         yield "`algo.correction`, `algo.opsm_delta` and `algo.old_log_probs` have no effect with sft"
 
 

@@ -35,6 +35,7 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.gamma=0.9",), "`algo.gamma` has no effect with grpo"),
         (("algo.name=rloo", "algo.std_normalization=false"), "no effect with rloo"),
         (("algo.name=reinforce_plus_plus", "algo.rewards_normalization=false"), "no effect with reinforce_plus_plus"),
+        (("algo.name=sft", "algo.old_log_probs=published"), "`algo.old_log_probs` have no effect with sft"),
         (("algo.gae_lambda=0.9",), "`algo.gae_lambda` has no effect with grpo, which has no critic"),
         (("algo.critic_lr=1e-5", "algo.name=rloo"), "`algo.critic_lr` has no effect with rloo"),
         (("algo.name=ppo", "algo.critic_warmup=100"), "leaves none of the 100 `steps`"),

@@ -27,6 +27,7 @@ CASES = [
     ("qwen3", megatron(PP2, VPP2, processes=2)),
     ("qwen2", megatron(TP2, SP, processes=2)),
     ("llama", megatron(TP2, PP2, processes=4)),
+    ("mimo", megatron(TP2, processes=2)),
     ("qwen3_moe", megatron(EP2, processes=2)),
     ("qwen3_moe", megatron(TP2, SP, EP2, ETP1, processes=2)),
     ("glm4_moe", megatron(TP2, SP, processes=2)),
