@@ -11,7 +11,7 @@ from slimecli.rollout.eval_sets import EvalSet, set_recipe
 from slimecli.rollout.eval_spec import differences, make_spec
 from slimecli.rollout.evaluate import evaluate
 from slimecli.rollout.generate import Generator
-from slimecli.types import Sample
+from slimecli.types import Sample, SampleStatus
 from tests.rollout.fakes import ScriptedEngine
 
 
@@ -142,3 +142,21 @@ def test_a_generate_function_is_a_part_of_what_was_measured():
     specs = [make_spec(rows, recipe, {}, 1, "") for recipe in (plain, loop, fewer)]
     assert specs[0]["generate"]["version"] == "" and len(specs[1]["generate"]["version"]) == 12
     assert [name for name, _, _ in differences(specs[1], specs[2])] == ["generate.tools.max_turns"]
+
+
+def test_segments_of_one_execution_are_one_answer():
+    """A generate function may cut an execution into several samples; it is one draw all the same."""
+
+    async def in_two(args, sample, sampling_params):
+        halves = sample.copies(2)
+        for half in halves:
+            half.status, half.rollout_id, half.reward = SampleStatus.COMPLETED, sample.index, float(sample.index % 2)
+        return halves
+
+    recipe = load_recipe("", ("eval.n_samples_per_prompt=2",))
+    generator = Generator(
+        engine=ScriptedEngine(lambda ids, p: [0]), reward=is_even, args=HookArgs(recipe), timeout_s=5.0, custom=in_two
+    )
+    sets = [EvalSet(name="s", rows=[Sample(prompt="p", tokens=[1])] * 3)]
+    result = asyncio.run(evaluate(recipe, generator, sets, [2], greedy=False))["s"]
+    assert result["scores"] == [[0.0, 1.0]] * 3 and result["n"] == 6 and list(result["pass@k"]) == ["1", "2"]
