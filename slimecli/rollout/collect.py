@@ -235,7 +235,7 @@ class RecordedCollector:
                 f"run {self._run.name} has no samples for step {step}", f"slime rollout --run {self._run.quoted}"
             )
         stored = files.read_json(path)
-        self._cursor = {"source": stored["source"]}
+        self._cursor = {k: v for k, v in stored.items() if k not in ("step", "metrics")}
         return Collection(groups=self._run.read_samples(step), metrics=stored["metrics"])
 
     async def rest(self) -> None:

@@ -5,8 +5,11 @@ import json
 
 import pytest
 
+from slimecli import files
 from slimecli.errors import SlimeError
+from slimecli.rollout.collect import RecordedCollector
 from slimecli.rollout.continuous import ContinuousCollector
+from slimecli.rundir import RunDir
 from slimecli.types import Sample
 from tests.rollout.fakes import PacedEngine
 from tests.rollout.pieces import numbers, pieces
@@ -185,3 +188,13 @@ def test_what_fails_under_way_is_raised():
     made, _ = open_stream(PacedEngine(slow_twos), keep=broken)
     with pytest.raises(SlimeError, match="the filter broke"):
         asyncio.run(train(made, made._answering.generator.engine, 1, 1))
+
+
+def test_recorded_samples_bring_along_what_was_under_way(tmp_path):
+    run = RunDir(tmp_path)
+    state = {"step": 1, "metrics": {"x": 1.0}, "source": {"rows": 2}, "waiting": [[{"tokens": [1]}]]}
+    files.write_json(run.data_state_path(1), state)
+    run.write_samples(1, [[Sample(group_index=0, tokens=[1, 2], response_length=1, reward=1.0)]])
+    recorded = RecordedCollector(run)
+    assert asyncio.run(recorded.collect(1)).metrics == {"x": 1.0}
+    assert recorded.cursor() == {"source": {"rows": 2}, "waiting": [[{"tokens": [1]}]]}
