@@ -27,7 +27,7 @@ def load_hf(chunks: list[Any], folder: HfFolder, spec: ModelSpec) -> None:
     try:
         with torch.no_grad():
             bridge.load_weights(chunks, str(folder.path), memory_efficient=True)
-    except (AssertionError, KeyError, NotImplementedError, ValueError) as error:
+    except (AssertionError, KeyError, RuntimeError, ValueError) as error:
         raise DataError(f"mbridge cannot load {folder.path}: {error}", "set trainer.bridge to slime") from error
 
 
