@@ -93,7 +93,7 @@ class Server:
             assert self._process.stdin is not None
             self._process.stdin.close()
             end = time.monotonic() + GRACE_S
-            while (self.alive() or members(self.pid)) and time.monotonic() < end:
+            while self.alive() and time.monotonic() < end:  # it ends the others with itself
                 time.sleep(0.02)
             if self.alive() or members(self.pid):
                 with contextlib.suppress(ProcessLookupError):  # the group is this server's own: start_new_session
