@@ -73,6 +73,39 @@ def test_cuda_packages_on_a_machine_without_a_gpu_fail_loudly(monkeypatch):
         bootstrap.refuse_cuda(Path("/x/bin/python"))
 
 
+def test_sglang_without_a_gpu_keeps_the_torch_that_is_there(calls, monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
+    monkeypatch.setattr(bootstrap, "refuse_cuda", lambda python: None)
+    said = subprocess.CompletedProcess((), 0, stdout="2.13.0+cpu\n", stderr="")
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda *a, **k: said)
+    bootstrap.install_sglang(tmp_path)
+    assert (tmp_path / "constraint.txt").read_text() == "torch==2.13.0+cpu\n"
+    plain, alone = calls[-2:]
+    assert plain[3:6] == ("install", "-c", str(tmp_path / "constraint.txt")) and "transformers==5.19.0" in plain
+    assert alone[3:5] == ("install", "--no-deps") and alone[-1] == bootstrap.SGLANG
+    calls.clear()
+    bootstrap.install_sglang(tmp_path)
+    assert calls == [], "a second call installs nothing"
+
+
+def test_the_tests_are_told_where_sglang_is(monkeypatch, tmp_path):
+    """Beside a throw-away environment, else in .venv-sglang."""
+    made, ran = [], []
+    monkeypatch.setattr(bootstrap, "install", lambda venv, extra: venv / "bin" / "python")
+    monkeypatch.setattr(bootstrap, "install_sglang", lambda venv: made.append(venv) or venv / "bin" / "python")
+    monkeypatch.setattr(bootstrap.os, "execv", lambda path, command: ran.append(command))
+    monkeypatch.setenv("SLIME_SGLANG_PYTHON", "")
+    monkeypatch.chdir(tmp_path)
+    for words in (["--venv", str(tmp_path / "v")], []):
+        monkeypatch.setattr(bootstrap.sys, "argv", ["bootstrap.py", "test", "--sglang", "-k", "x", *words])
+        bootstrap.main()
+        assert bootstrap.os.environ["SLIME_SGLANG_PYTHON"] == str(made[-1] / "bin" / "python")
+        assert ran[-1][1:] == ["-m", "pytest", "-q", "-k", "x"]
+    assert made == [tmp_path / "v-sglang", bootstrap.SGLANG_VENV]
+
+
 def test_an_unknown_action_and_an_old_python_are_clear_messages(monkeypatch):
     done = subprocess.run([sys.executable, bootstrap.__file__, "deploy"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -58,3 +58,18 @@ def test_flags_of_the_router_go_into_its_table():
     assert made[:1] + made[7:] == ["run", "--x", "--", "--router-policy", "megatron's"]
     recipe = load_recipe("", tuple(made[2:7:2]))
     assert recipe.router == {"policy": "round_robin", "retry-max-retries": 2} and recipe.sglang == {"tp": 2}
+
+
+def test_sglangs_flags_become_values_of_the_sglang_table():
+    words = ["run", "--sglang-tp-size", "2", "--sglang-enable-metrics", "--sglang-urls", "a", "b", "--run", "r"]
+    assert expand_sglang(words) == [
+        *("run", "--set", "sglang.tp-size=2", "--set", "sglang.enable-metrics=true"),
+        *("--set", 'sglang.urls=["a", "b"]', "--run", "r"),
+    ]
+    assert expand_sglang(["--sglang-x=-1"]) == ["--set", "sglang.x=-1"]
+    assert load_recipe("", tuple(expand_sglang(["--sglang-urls", "a", "b"])[1:])).sglang == {"urls": ["a", "b"]}
+
+
+def test_what_is_not_a_servers_flag_is_left_alone():
+    words = ["--model", "m", "--", "--sglang-tp-size", "2"]
+    assert expand_sglang(words) == words
