@@ -159,12 +159,19 @@ def phase_values(
 def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
     """Space in the run directory, at most."""
     keep, published = recipe.checkpoint.keep, spec.weight_bytes(recipe.model.dtype)
-    one = spec.params * (MASTER_BYTES + ADAM_BYTES) + published
+    state = spec.params * (MASTER_BYTES + ADAM_BYTES)
+    alone = state + published
+    one = alone + state * (recipe.algo.name == "ppo")
+    with_critic = ", policy and critic" * (recipe.algo.name == "ppo")
     answers = recipe.steps * recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt
     samples = answers * recipe.max_context * SAMPLE_BYTES_PER_TOKEN
     exported = spec.weight_bytes(recipe.export.dtype or recipe.model.dtype)
     rows = [
-        ("checkpoints", one * (keep + 1), f"checkpoint.keep {keep} + the one being written, {one:,} bytes each"),
+        (
+            "checkpoints",
+            one * (keep + 1),
+            f"checkpoint.keep {keep} + the one being written, {one:,} bytes each{with_critic}",
+        ),
         ("samples, at most", samples, f"{answers:,} answers, about {SAMPLE_BYTES_PER_TOKEN} bytes per token"),
         ("model and export", published + exported, "the starting weights and the exported ones"),
     ]
@@ -173,7 +180,7 @@ def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
     if recipe.steps and (copies := {"disk": 2, "disk_delta": 3}.get(kind, 0)):
         rows.append(("weights on their way", published * copies, f"sync.kind {kind}, until the end of the run"))
     if recipe.sft.steps:
-        rows.insert(0, ("SFT stage", one * 2, "its newest checkpoint + the one being written"))
+        rows.insert(0, ("SFT stage", alone * 2, "its newest checkpoint + the one being written"))
     return with_sum("disk", rows)
 
 

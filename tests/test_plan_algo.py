@@ -8,7 +8,7 @@ from slimecli.algos import ALGORITHMS
 from slimecli.model_specs import get_spec
 from slimecli.plan_algo import GROUP_RELATIVE, algorithm_warnings, check_algorithm
 from slimecli.plan_checks import check_names
-from slimecli.plan_numbers import trainer_bytes
+from slimecli.plan_numbers import disk_bytes, trainer_bytes
 from slimecli.recipe import load_recipe
 
 
@@ -120,6 +120,12 @@ def test_a_critic_takes_the_memory_of_a_second_model_in_training():
     )
     assert ppo["critic"] == plain["weights"] + plain["gradients"] + plain["optimizer"]
     assert ppo["total"] == plain["total"] + ppo["critic"]
+    options = ("checkpoint.keep=2", "sft.steps=1")
+    plain, ppo = (
+        {v.name: v.value for v in disk_bytes(load_recipe("", (f"algo.name={name}", *options)), spec)}
+        for name in ("grpo", "ppo")
+    )
+    assert ppo["checkpoints"] == plain["checkpoints"] + 3 * 12 * spec.params and ppo["SFT stage"] == plain["SFT stage"]
 
 
 def test_frozen_models_take_the_memory_of_their_weights(tmp_path):
