@@ -107,7 +107,6 @@ class DataSection(Section):
     shuffle: bool = True
     """new seeded order every epoch; false: file order"""
 
-
     @property
     def is_live(self) -> bool:
         """Whether training prompts are conversations that a server records."""

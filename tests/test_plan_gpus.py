@@ -17,7 +17,8 @@ ENGINE = [
     Value(group="e", name=n, value=v * GB, unit="bytes", reason="")
     for n, v in (("weights", 2), ("KV cache, at most", 7), ("libraries", 1), ("total", 10))
 ]
-EIGHT = ("trainer.processes=4", "trainer.backend=megatron", "megatron.tensor-model-parallel-size=2", "engine.replicas=4")
+TP2 = ("trainer.backend=megatron", "megatron.tensor-model-parallel-size=2")
+EIGHT = ("trainer.processes=4", *TP2, "engine.replicas=4")
 
 
 def phases(gpus, *overrides):

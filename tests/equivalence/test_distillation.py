@@ -1,4 +1,4 @@
-"""On-policy distillation through the command line, from a teacher behind a server and from one that the trainer holds."""
+"""On-policy distillation through the command line: a teacher behind a server, and one that the trainer holds."""
 
 import json
 import subprocess

@@ -208,8 +208,8 @@ class Provider(BackendSpecProvider):
         return CoreAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool | None = None) -> Any:
-        """What makes experts: (module, its parts) for megatron-core 0.16; later versions, which know no legacy, take one
-        callable."""
+        """What makes experts: (module, its parts) for megatron-core 0.16; one callable for later versions, which know
+        no legacy."""
         kind, first, second = SequentialMLP, ColumnParallelLinear, RowParallelLinear
         if moe_use_grouped_gemm:
             kind, first, second = TEGroupedMLP, ColumnGroupedLinear, RowGroupedLinear
