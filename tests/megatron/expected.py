@@ -91,7 +91,8 @@ class Expected:
             return self._layer(f"model.layers.{int(match[1]) + first_layer}.", match[2])
         match = re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name)
         assert match, name
-        return self._prediction(int(match[1]), match[2])
+        # the layer inside is mtp_model_layer in memory since megatron-core 0.17; checkpoints keep the older name
+        return self._prediction(int(match[1]), match[2].replace("mtp_model_layer.", "transformer_layer."))
 
     def _prediction(self, number: int, name: str) -> torch.Tensor:
         mimo = self.config["model_type"] == "mimo"
