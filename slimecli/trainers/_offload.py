@@ -7,6 +7,7 @@ know. On a CPU, memory that maps a file stays: it is not this process's to resiz
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,28 @@ class Resting:
             _bytes_of(storage).copy_(copy)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class DeviceHolder:
+    """What trainers do about the device that their weights are on."""
+
+    _resting: Resting
+    """made by the trainer when everything is in its place"""
+
+    def sleep(self) -> None:
+        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
+        self._resting.leave()
+
+    def wake(self) -> None:
+        """Take it back. Without effect while awake."""
+        self._resting.back()
+
+    def close(self) -> None:
+        """Let go of all weights. Idempotent."""
+        self.__dict__.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _bytes_of(storage: Any) -> Tensor:

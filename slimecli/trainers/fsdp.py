@@ -7,7 +7,6 @@ its share of the micro-batches, and the gradients are summed.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +25,12 @@ from slimecli.trainers._critic import Critic, ValueModel
 from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
-from slimecli.trainers._offload import Resting
+from slimecli.trainers._offload import DeviceHolder, Resting
 from slimecli.trainers._packing import pack
 from slimecli.types import StepStats
 
 
-class FsdpTrainer:
+class FsdpTrainer(DeviceHolder):
     """Satisfies slimecli.protocols.Trainer."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, *, total_steps: int) -> None:
@@ -141,21 +140,6 @@ class FsdpTrainer:
             self._critic.resume(self._steps_done)
         if self._published is not None:
             self._published.refresh()
-
-    def sleep(self) -> None:
-        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
-        self._resting.leave()
-
-    def wake(self) -> None:
-        """Take it back. Without effect while awake."""
-        self._resting.back()
-
-    def close(self) -> None:
-        """Let go of all weights. Idempotent."""
-        self.__dict__.clear()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ their part of every sample, tensor-parallel ranks their part of every matrix, pi
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
 from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
-from slimecli.trainers._offload import Resting
+from slimecli.trainers._offload import DeviceHolder, Resting
 from slimecli.trainers.megatron import runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.bridges import BRIDGES
@@ -44,7 +43,7 @@ CRITIC = "critic"
 """folder of the critic's state in a checkpoint"""
 
 
-class MegatronTrainer:
+class MegatronTrainer(DeviceHolder):
     """Satisfies slimecli.protocols.Trainer."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, *, total_steps: int) -> None:
@@ -173,21 +172,6 @@ class MegatronTrainer:
         self._frozen.published()
         if self._critic is not None:
             self._critic.load(folder / CRITIC)
-
-    def sleep(self) -> None:
-        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
-        self._resting.leave()
-
-    def wake(self) -> None:
-        """Take it back. Without effect while awake."""
-        self._resting.back()
-
-    def close(self) -> None:
-        """Let go of all weights. Idempotent."""
-        self.__dict__.clear()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
