@@ -16,6 +16,7 @@ model is ours (models.py) and mbridge loads it.
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,10 @@ def _load_prediction(world: World, hf: Path, renamed: Path, megatron: Path) -> N
     _compare(bridge, model, renamed, megatron, swapped=swapped)
 
 
+@pytest.mark.skipif(
+    metadata.version("megatron-core") >= "0.17",
+    reason="mbridge 0.15 has 0.16's names of prediction layers",
+)
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
 def test_mbridge_loads_the_same_prediction_layer(tmp_path, family):
     (hf, megatron), renamed = _unpadded(tmp_path, family), tmp_path / "renamed"
