@@ -318,4 +318,4 @@ def recipe_fields(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterat
         if _is_section(annotation):
             yield from recipe_fields(cast(type[Section], annotation), f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", info.default, info.description or ""
+            yield f"{prefix}{name}", info.default, " ".join((info.description or "").split())
