@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from slimecli import env
 from slimecli.cluster.actors import TrainerHost
@@ -18,6 +20,9 @@ from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
 from slimecli.topology import servers_of
+
+_KNOCK_S = 5.0
+"""how long a cluster may take to accept a connection (seconds)"""
 
 
 class RayCluster:
@@ -152,11 +157,23 @@ def _start_ray(recipe: Recipe) -> bool:
     address = recipe.cluster.address
     try:
         if address:
+            _knock(address)
             ray.init(address=address, **common)
         else:
             ray.init(include_dashboard=False, **common)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"no Ray cluster could be joined at {address!r}" if address else "Ray did not start on this machine"
-        fix = "see `ray status` there, or leave cluster.address empty" if address else "--set cluster.backend=local"
+        there = "see `ray status` there; --ray-address auto finds this machine's own cluster, and none starts one"
+        fix = there if address else "--set cluster.backend=local"
         raise SlimeError(f"{where}: {error}", fix) from error
     return True
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError where nothing listens at an address: Ray itself would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if not place.hostname or not place.port:
+        raise ValueError("an address is HOST:PORT, or auto")
+    socket.create_connection((place.hostname, place.port), timeout=_KNOCK_S).close()

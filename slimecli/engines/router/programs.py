@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slimecli import env
@@ -36,10 +37,20 @@ class Argument:
 def find(name: str) -> list[str] | None:
     """The command that starts a router program, or None where it is not installed."""
     module = MODULES[name]
-    if importlib.util.find_spec(module.partition(".")[0]) is not None:
+    package = module.partition(".")[0]
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.origin is not None:  # a mere folder of that name is no installed program
         return [sys.executable, "-m", module, *(["launch"] if name == "smg" else [])]
     script = shutil.which(PACKAGES[name])
-    return [script, "launch"] if script else None
+    return [script, "launch"] if script and _belongs_to(script, package) else None
+
+
+def _belongs_to(script: str, package: str) -> bool:
+    """Whether a script on PATH is this package's: sglang-router brings one that is called smg, too."""
+    others = {m.partition(".")[0] for m in MODULES.values()} - {package}
+    with Path(script).open("rb") as file:
+        text = file.read(4096)
+    return not any(f"from {other}".encode() in text for other in others)
 
 
 def command(name: str) -> list[str]:

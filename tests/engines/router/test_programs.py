@@ -1,5 +1,6 @@
 """Which arguments a router takes is read from its own help."""
 
+import importlib
 import os
 import signal
 import threading
@@ -72,6 +73,23 @@ def test_which_router_auto_means(monkeypatch):
     assert router_program(recipe) == "builtin"
     with pytest.raises(SlimeError, match="pip install sglang-router"):
         programs.command("sglang")
+
+
+def test_a_script_of_another_package_is_not_taken(monkeypatch, tmp_path):
+    """sglang-router brings a script that is called smg; and a folder smg/ is importable, but no program."""
+    from slimecli.engines.router import programs
+
+    script = tmp_path / "smg"
+    script.write_text("#!/usr/bin/python3\nimport sys\nfrom sglang_router.cli import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    (tmp_path / "folder" / "smg").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(programs.sys, "path", [str(tmp_path / "folder")])
+    monkeypatch.delitem(programs.sys.modules, "smg", raising=False)
+    importlib.invalidate_caches()
+    assert find("smg") is None
+    script.write_text(script.read_text().replace("sglang_router", "smg"))
+    assert find("smg") == [str(script), "launch"]
 
 
 def test_a_key_is_not_left_unasked_for(tmp_path):
