@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from slimecli.data_tools.selection import Selection
     from slimecli.recipe import Recipe
     from slimecli.rollout.appended import AppendedFile
@@ -70,20 +72,25 @@ def rollout_file(
     """
     from slimecli.commands._targets import open_target
     from slimecli.data_tools.selection import parse_selection
-    from slimecli.errors import PartialError
+    from slimecli.engines.seats import EnginesLostError
+    from slimecli.errors import PartialError, SlimeError
     from slimecli.weights.datasets import localise
 
     chosen, part = parse_selection(selection), parse_shard(shard)
     prompts = localise(prompts)
     folder, recipe = open_target(model, recipe)
-    if out == "-":
-        result = _answer(prompts, recipe, folder, chosen, part, None)
-    else:
-        from slimecli.rollout.appended import AppendedFile
+    try:
+        if out == "-":
+            result = _answer(prompts, recipe, folder, chosen, part, None)
+        else:
+            from slimecli.rollout.appended import AppendedFile
 
-        with AppendedFile(Path(out), _identity(recipe, model, folder, selection, shard)) as file:
-            result = _answer(prompts, recipe, folder, chosen, part, file)
-            file.commit(done=True)
+            with AppendedFile(Path(out), _identity(recipe, model, folder, selection, shard)) as file:
+                result = _answer(prompts, recipe, folder, chosen, part, file)
+                file.commit(done=True)
+    except EnginesLostError as error:
+        again = "give the same command again" if out == "-" else f"give the same command again: {out} is continued"
+        raise SlimeError(error.what, f"start the server, then {again}") from None
     if result["failed"]:
         written = "they are in the output with status `failed`" if selection == "samples" else "they are not written"
         raise PartialError(
@@ -212,7 +219,9 @@ def _groups(rows: Iterator[_Row], session: Session, folder: Path) -> Iterator[tu
         """The oldest group, after as many are begun as may be held; what comes before a broken row is answered."""
         try:
             while not broken and len(waiting) < window and (row := next(rows, None)) is not None:
-                waiting.append((row, asyncio.create_task(answer(row))))
+                task = asyncio.create_task(answer(row))
+                task.add_done_callback(_seen)
+                waiting.append((row, task))
         except SlimeError as error:
             broken.append(error)
         return await waiting[0][1] if waiting else []
@@ -225,3 +234,9 @@ def _groups(rows: Iterator[_Row], session: Session, folder: Path) -> Iterator[tu
         yield row, group
     if broken:
         raise broken[0]
+
+
+def _seen(task: asyncio.Task[Group]) -> None:
+    """Where one group's error ends the command, asyncio need not print those of the groups behind it."""
+    if not task.cancelled():
+        task.exception()

@@ -36,6 +36,18 @@ AsOpt = Annotated[
 OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="PATH", help="where the result goes")]
 
 
+def refuse_idle(given: Mapping[str, object], why: str, fix: str) -> None:
+    """Raise for options that were given and would have no effect.
+
+    Args:
+        given: option -> its value; an empty one was not given.
+    """
+    from slimecli.errors import UsageError
+
+    if idle := [name for name, value in given.items() if value]:
+        raise UsageError(f"{' and '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect {why}", fix)
+
+
 def epilog(examples: list[str]) -> str:
     """Examples as they stand at the end of a command's help."""
     return "Examples:\n\n" + "\n\n".join(examples)

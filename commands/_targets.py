@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from slimecli.engines.http import HttpEngine
     from slimecli.recipe import Recipe
+
+T = TypeVar("T")
 
 
 def open_target(model: str, recipe: Recipe) -> tuple[Path, Recipe]:
@@ -32,9 +36,11 @@ def _served_folder(url: str, recipe: Recipe) -> Path:
     from slimecli.model_specs import get_spec
     from slimecli.weights.source import TOKENIZER_FILES, fetch_spec
 
+    engine = HttpEngine(url, timeout_s=recipe.rollout.request_timeout_s)
     if recipe.model.path:
+        asyncio.run(_ask(engine, HttpEngine.health))  # one that is not there is told now, not waited for
         return Path(recipe.model.path).expanduser()
-    info = asyncio.run(_ask(HttpEngine(url, timeout_s=recipe.rollout.request_timeout_s)))
+    info = asyncio.run(_ask(engine, HttpEngine.info))
     folder = Path(str(info.get("tokenizer_path") or info.get("model_path") or ""))
     if (folder / "tokenizer.json").is_file():
         return folder
@@ -47,9 +53,8 @@ def _served_folder(url: str, recipe: Recipe) -> Path:
     )
 
 
-async def _ask(engine: Any) -> dict[str, Any]:
+async def _ask(engine: HttpEngine, question: Callable[[HttpEngine], Awaitable[T]]) -> T:
     try:
-        found: dict[str, Any] = await engine.info()
-        return found
+        return await question(engine)
     finally:
         await engine.close()

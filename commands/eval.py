@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt, refuse_idle
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -114,10 +114,15 @@ def evaluate_folder(weights: Path, recipe: Recipe, model_dir: Path | None = None
 
 def named_sets(words: list[str]) -> tuple[str, ...]:
     """`[NAME=]FILE` words as one override of eval.sets; a file without a name goes by its path."""
+    from slimecli.errors import UsageError
+
     sets = {}
     for word in words:
         name, sep, path = word.partition("=")
-        sets[name if sep else word] = path if sep else word
+        name, path = (name, path) if sep else (word, word)
+        if name in sets:
+            raise UsageError(f"--data names {name!r} twice", "give each set a name of its own: --data NAME=FILE")
+        sets[name] = path
     listed = ", ".join(f"{json.dumps(name)} = {json.dumps(path)}" for name, path in sets.items())
     return (f"eval.sets={{{listed}}}",) if sets else ()
 
@@ -144,16 +149,19 @@ def cli(
     from slimecli.recipe import load_recipe
 
     if any(compare):
-        if run or model or data:
+        if run or model or data or recipe or set_ or step is not None:
             raise UsageError("--compare reads evaluations that were made", "slime eval --compare A B, and nothing else")
         _compare(*compare, anyway=anyway, as_json=json_)
         return
     if bool(run) == bool(model):
         raise UsageError("say --run NAME, or --model DIR|URL --data FILE", "see `slime eval --help`")
-    overrides = (*(set_ or ()), *named_sets(data or []))
+    refuse_idle({"--anyway": anyway}, "without --compare", "slime eval --compare A B --anyway")
+    overrides = (*named_sets(data or []), *(set_ or ()))  # in this order --set reaches into a set of --data
     if run:
+        refuse_idle({"--recipe": recipe}, "with --run: a run has its own", "--set KEY=VALUE changes single values")
         _score_run(run, overrides, step, bool(data), json_)
         return
+    refuse_idle({"--step": step is not None}, "with --model", "slime eval --run NAME --step N")
     resolved = load_recipe(recipe, overrides)
     if not resolved.eval.sets:
         raise UsageError("which data?", "--data FILE, e.g. runs/NAME/data/holdout.jsonl")

@@ -143,9 +143,10 @@ def show_rows(folder: Path, recipe: Recipe, count: int, tokenizer: Any) -> list[
         if not path.is_file():
             continue
         part = f"{path}@[0:{count}]"
-        shown += [{"file": path.name, "row": row} for row in read_rows(part)]
+        entries = [{"file": path.name, "row": row} for row in read_rows(part)]
+        shown += entries
         if stem == "sft" and tokenizer is not None:
-            for entry, sample in zip(shown[-count:], load_conversations(part, recipe.data, tokenizer), strict=False):
+            for entry, sample in zip(entries, load_conversations(part, recipe.data, tokenizer), strict=True):
                 mask = [0] * sample.prompt_length + sample.mask
                 pairs = zip(sample.tokens, mask, strict=True)
                 entry["tokens"] = [[token, tokenizer.decode([token]), trained] for token, trained in pairs]
@@ -226,9 +227,9 @@ def _tell(folder: Path, recipe: Recipe, model: str, show: int, json_: bool, cons
         console.note("prompt lengths were not measured: there is no tokenizer yet")
     shown = []
     if show:
-        candidates = [Path(model)] if model else [folder.parent / "model" / "hf"]
-        has_tokenizer = (candidates[0] / "tokenizer.json").is_file()
-        tokenizer = open_tokenizer(candidates[0]) if has_tokenizer else None
+        places = (Path(model), folder.parent / "model" / "hf")
+        place = next((p for p in places if (p / "tokenizer.json").is_file()), None)
+        tokenizer = open_tokenizer(place) if place else _tokenizer(recipe)
         if tokenizer is None:
             console.note("give --model DIR to see tokens and loss masks")
         shown = show_rows(folder, recipe, show, tokenizer)

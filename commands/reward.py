@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import AsOpt, JsonOpt, RecipeOpt, SetOpt
+from slimecli.commands._options import AsOpt, JsonOpt, RecipeOpt, SetOpt, refuse_idle
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -75,12 +75,15 @@ def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>")
 def _read_samples(lines: Iterable[bytes], source: str) -> Iterator[Sample]:
     from slimecli.data_tools.formats import parse_line
     from slimecli.errors import DataError
-    from slimecli.types import Sample
+    from slimecli.types import Sample, SampleStatus
 
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield Sample.from_dict(parse_line(line, f"{source}:{number}"))
+                sample = Sample.from_dict(parse_line(line, f"{source}:{number}"))
+                if sample.status is SampleStatus.PENDING and not sample.response:
+                    raise ValueError("it has no response to score")
+                yield sample
             except (TypeError, ValueError) as error:
                 raise DataError(
                     f"{source}:{number}:1: not a sample: {error}", "feed what slime rollout wrote"
@@ -151,6 +154,9 @@ def cli(
     which = "path" if ":" in type_ or "." in type_ else "type"
     overrides = (*(set_ or ()), *([f"reward.{which}={json.dumps(type_)}"] if type_ else []))
     if action == "check" and data:
+        refuse_idle(
+            {"--as": as_ != "samples"}, "on check, which writes no samples", "slime reward --as ... < samples.jsonl"
+        )
         return _check(load_recipe(recipe, overrides), data, limit, json_)
     if action == "score" or (not action and not sys.stdin.isatty()):
         return _score(load_recipe(recipe, overrides), data, as_, said=bool(action))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import AsOpt, JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt
+from slimecli.commands._options import AsOpt, JsonOpt, ModelOpt, RecipeOpt, RunOpt, SetOpt, refuse_idle
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -87,6 +87,17 @@ def cli(
             "say --run NAME for the next step of a run, or --model DIR|URL < prompts.jsonl", "slime rollout --help"
         )
     if run:
+        refuse_idle(
+            {
+                "--prompts": prompts,
+                "--out": out != "-",
+                "--shard": shard != "1/1",
+                "--as": as_ != "samples",
+                "--recipe": recipe,
+            },
+            "with --run: a step of a run has its own prompts, recipe and place",
+            "leave it out, or say --model DIR|URL instead of --run",
+        )
         from slimecli.commands._stages import run_and_recipe
 
         target, resolved = run_and_recipe(run, tuple(set_ or ()))

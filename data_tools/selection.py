@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def parse_selection(text: str) -> Selection:
     try:
         if name == "best" and (not number or int(number) > 0):
             return Selection(form, name, float(int(number or 1)))
-        if name == "min":
+        if name == "min" and math.isfinite(float(number)):
             return Selection(form, name, float(number))
     except ValueError:
         raise UsageError(f"--as {text!r}: {number!r} is no number", _FIX) from None

@@ -37,6 +37,8 @@ class AppendedFile:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", "name a file with --out, e.g. samples.jsonl")
         self.path = path
         self._progress_path = path.with_name(f".{path.name}.progress.json")
         self._identity = identity

@@ -55,6 +55,8 @@ def test_named_files(place, capsys, form):
     head, *rows = [line.split("\t") for line in out.splitlines()]
     assert {r[0] for r in rows} == {"one", "two" if form == "list" else str(place / "b.jsonl")}
     assert {r[head.index("mode")] for r in rows} == {"sampled"}
+    assert slime("--model", place / "model", *words, *SMALL, "--set", "eval.sets.one.n_samples_per_prompt=0") == 2
+    assert "eval.sets.one.n_samples_per_prompt" in capsys.readouterr().err, "--set reaches into the named sets"
 
 
 def test_a_server_scores_like_the_folder_it_serves(place, capsys):
@@ -99,6 +101,11 @@ def test_compare_pairs_and_refuses(place, tmp_path, capsys):
         ((), "say --run NAME, or --model"),
         (("--model", "m"), "which data?"),
         (("--compare", "x", "y", "--model", "m"), "--compare reads"),
+        (("--compare", "x", "y", "--set", "seed=1"), "--compare reads"),
+        (("--model", "m", "--data", "d", "--anyway"), "--anyway has no effect without --compare"),
+        (("--model", "m", "--data", "d", "--step", "0"), "--step has no effect with --model"),
+        (("--run", "r", "--recipe", "quickstart"), "--recipe has no effect with --run"),
+        (("--model", "m", "--data", "a=x", "--data", "a=y"), "--data names 'a' twice"),
         (("--compare", "x", "y"), "neither a file nor a run: x"),
         (("--model", "m", "--eval-prompt-data", "a", "b", "c"), "pairs of a name and a path, and got: a b c"),
         (("--model", "m", "--set", "eval.sets={x={path='f', temp=1}}"), "unknown key `eval.sets.x.temp`"),

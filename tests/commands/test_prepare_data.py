@@ -79,6 +79,20 @@ def test_show_prints_every_token_with_its_mask(tmp_path, tokenizer_dir, capsys):
     assert [line.split("\t")[2] for line in lines if line.startswith("  1")] == ["'4'", "'6'", "'<|im_end|>'"]
 
 
+def test_masks_stand_under_their_own_rows_and_the_recipes_tokenizer_will_do(tmp_path, tokenizer_dir, capsys):  # noqa: F811
+    path = tmp_path / "in.jsonl"
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "46"}]
+    rows = [{"prompt": f"p{i}", "label": "x"} for i in range(4)] + [{"messages": chat}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--input", path, "--out", tmp_path / "o", "--set", f"model.path={tokenizer_dir}", "--show", 3, "--json"]
+    assert slime(*words) == 0
+    shown = json.loads(capsys.readouterr().out)["shown"]
+    assert [(entry["file"], "tokens" in entry) for entry in shown] == [("train.jsonl", False)] * 3 + [
+        ("sft.jsonl", True)
+    ]
+    assert [text for _, text, trained in shown[-1]["tokens"] if trained] == ["4", "6", "<|im_end|>"]
+
+
 def test_skip_broken_counts(tmp_path, capsys):
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "a", "label": "x"}\n{"prompt": \n')

@@ -105,6 +105,7 @@ def test_score_counts_failures(monkeypatch, capsys):
         (b"{oops\n", "<stdin>:1:2"),
         (b'{"respons": 1}\n', "unknown sample field"),
         (b'{"status": "x"}\n', "not a sample"),
+        (b'{"prompt": "1 + 1", "label": "2"}\n', "<stdin>:1:1: not a sample: it has no response to score"),
     ],
 )
 def test_score_refuses_what_is_not_a_sample(monkeypatch, capsys, line, message):
@@ -117,6 +118,8 @@ def test_usage(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
     assert slime() == 2 and slime("check") == 2 and slime("score", "none.jsonl") == 2
     assert "check needs a data file" in capsys.readouterr().err
+    assert slime("check", "none.jsonl", "--as", "sft") == 2
+    assert "--as has no effect on check" in capsys.readouterr().err
 
 
 def test_closed_pipe_is_quiet(tmp_path):

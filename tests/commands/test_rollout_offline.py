@@ -1,9 +1,12 @@
 """`slime rollout` and `slime reward` as filters of prompts and samples: order, shards, kills, forms, pipes."""
 
+import gc
 import json
+import time
 
 import pytest
 
+from slimecli import cli
 from tests.forked import slime, succeed
 from tests.models import tiny_model
 
@@ -91,6 +94,12 @@ def test_a_begun_file_is_not_mixed_with_another(place):
         (words("--prompts", "prompts.jsonl", "--shard", "3/2"), "is not i/n"),
         (words("--prompts", "prompts.jsonl", "--as", "sfd"), "did you mean 'sft'?"),
         (words("--prompts", "prompts.jsonl", "--as", "sft:best=0"), "no rule 'best=0'"),
+        (words("--prompts", "prompts.jsonl", "--as", "samples:min=nan"), "no rule 'min=nan'"),
+        (words("--prompts", "prompts.jsonl", "--out", "."), ". is a folder"),
+        (
+            ["rollout", "--run", "q", "--prompts", "prompts.jsonl", "--shard", "1/2"],
+            "--prompts and --shard have no effect",
+        ),
     ):
         ended = slime(*extra, folder=place)
         assert ended.code == 2 and told in ended.err, ended.err
@@ -138,3 +147,38 @@ def test_a_broken_prompt_is_named_after_what_came_before_it(place):
     assert len(left.out.splitlines()) == 6 and "1 left out: broken prompt" in left.err
     long = slime(*words("--prompts", "prompts.jsonl", sets=("data.max_prompt_tokens=3",)), folder=place)
     assert long.code == 4 and "prompts.jsonl row 1: the prompt has" in long.err
+
+
+def test_a_server_that_is_not_there_or_goes_away_is_told_at_once(place, monkeypatch, capsys, caplog):
+    from slimecli.engines.embedded.engine import EmbeddedEngine
+    from slimecli.engines.embedded.server import start_server_thread
+
+    monkeypatch.chdir(place)
+    sets = [w for s in (*SETS, *REWARD, "model.path=model") for w in ("--set", s)]
+    call = ["rollout", "--prompts", "prompts.jsonl", *sets]
+    begin = time.monotonic()
+    assert cli.run([*call, "--model", "http://127.0.0.1:9"]) == 1
+    assert time.monotonic() - begin < 60, "not waited for, as an engine is that will be started again"
+    assert "no connection to the engine at http://127.0.0.1:9" in capsys.readouterr().err
+    url, stop = start_server_thread(EmbeddedEngine(place / "model", slots=2, max_context=256))
+    (place / "ends.py").write_text(ENDS)
+    monkeypatch.setattr("tests.commands.test_rollout_offline.STOP", stop)
+    own = ("rollout.custom_generate=ends.py:generate", "engine.on_failure=stop")
+    call += [w for s in own for w in ("--set", s)]
+    assert cli.run([*call, "--model", url, "--out", "left.jsonl"]) == 1
+    gc.collect()
+    assert "left.jsonl is continued" in capsys.readouterr().err
+    assert "never retrieved" not in caplog.text
+
+
+STOP = None
+ENDS = """
+import asyncio
+from tests.commands import test_rollout_offline as test
+
+async def generate(args, sample, sampling_params):
+    if test.STOP is not None:
+        stop, test.STOP = test.STOP, None
+        await asyncio.to_thread(stop)
+    return await args.engine.generate({"input_ids": sample.tokens, "sampling_params": sampling_params})
+"""
