@@ -317,7 +317,8 @@ def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, An
         ("calculate_per_token_loss", True, "losses carry global denominators: gradients are summed, never averaged"),
         ("hidden_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
         ("attention_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
-        ("mtp_num_layers", None, "multi-token-prediction layers are left out: neither trained nor published"),
+        ("mtp_num_layers", None, "multi-token-prediction layers are kept as the model's folder has them, not trained"),
+        ("mtp_loss_scaling_factor", 0.0, "multi-token-prediction layers are not trained"),
     ]
     if layout.vpp > 1:
         out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))

@@ -161,12 +161,16 @@ def _content() -> dict[str, Any]:
 
 
 def _carried(spec: ModelSpec, model_dir: Path) -> dict[str, Any]:
-    """What the model's folder has outside the language model, so that the way back to HF loses nothing."""
+    """What the model's folder has outside the language model, and of prediction layers, so that the way back to HF
+    loses nothing."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
+    from slimecli.trainers.megatron import prediction
     from slimecli.trainers.megatron.weights import carried
 
-    return {name: ShardedTensor.from_rank_offsets(name, t) for name, t in carried(HfFolder(model_dir), spec)}
+    folder = HfFolder(model_dir)
+    outside = {name: ShardedTensor.from_rank_offsets(name, t) for name, t in carried(folder, spec)}
+    return outside | prediction.in_checkpoint(folder, spec)
 
 
 def _arguments(spec: ModelSpec) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from slimecli.trainers import _parallel
 from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
 from slimecli.trainers._offload import DeviceHolder, Resting
-from slimecli.trainers.megatron import runtime, weights
+from slimecli.trainers.megatron import prediction, runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.bridges import BRIDGES
 from slimecli.trainers.megatron.critic import ValuePasses
@@ -153,9 +153,12 @@ class MegatronTrainer(DeviceHolder):
         """
         self._policy.gather()
         folder = HfFolder(self._model_dir)
-        yield from self._bridge.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
+        trained = self._bridge.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
+        yield from prediction.with_copies(trained, folder, self._spec)
+        for name, tensor in prediction.untrained(folder, self._spec, self._publish_dtype):
+            yield name, tensor.to(self._device)  # as the others, whose bytes are handed over from device memory
         for name, tensor in weights.carried(folder, self._spec):
-            yield name, tensor.to(self._publish_dtype)
+            yield name, tensor.to(self._device, self._publish_dtype)
         self._frozen.published()
 
     def save(self, folder: Path) -> None:

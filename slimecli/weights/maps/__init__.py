@@ -86,6 +86,20 @@ def embedding_of(spec: ModelSpec, stored: Collection[str]) -> str:
     return f"{_names(spec, stored).root}embed_tokens.weight"
 
 
+def copies_of(spec: ModelSpec, stored: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """HF name of the embedding or output layer -> the names under which prediction layers have it again in a folder."""
+    names, out = _names(spec, stored), dict[str, tuple[str, ...]]()
+    table = f"{names.root}embed_tokens.weight"
+    for k in range(spec.mtp if names.mtp else 0):
+        assert names.mtp is not None
+        head = names.mtp.head.format(k=k, n=spec.layers + k)
+        for copy in names.mtp.copies:
+            main = table if spec.tied or copy.startswith("embed") else "lm_head.weight"
+            if head + copy in stored:
+                out[main] = (*out.get(main, ()), head + copy)
+    return out
+
+
 def _names(spec: ModelSpec, stored: Collection[str]) -> Names:
     if spec.family.layout not in LAYOUTS:
         raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
@@ -96,8 +110,5 @@ def _names(spec: ModelSpec, stored: Collection[str]) -> Names:
 
 def _carried(spec: ModelSpec, names: Names, stored: Mapping[str, Shape]) -> list[str]:
     """Stored tensors outside the language model, and the copies of embedding and output layer in prediction layers."""
-    copies: set[str] = set()
-    if names.mtp is not None:
-        heads = [names.mtp.head.format(k=k, n=spec.layers + k) for k in range(spec.mtp)]
-        copies = {head + copy for head in heads for copy in names.mtp.copies}
+    copies = {copy for found in copies_of(spec, stored).values() for copy in found}
     return [n for n in stored if n in copies or (names.carried and n.startswith(names.carried))]
