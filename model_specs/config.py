@@ -263,6 +263,7 @@ def _strange(text: Mapping[str, Any], family: Family) -> list[str]:
         value = text.get(key)
         if key in text and value is not None and value not in inert and key not in family.keys.values():
             out.append(f"{key} is {value!r}, expected {inert[0]!r}")
+    out += [f"{key} is {text[key]!r}, expected none" for key in family.absent if text.get(key) is not None]
     windowed = set(text.get("layer_types") or ()) & set(WINDOWED if "linear" in family.traits else (*WINDOWED, LINEAR))
     out += [f"layer_types has {kind!r}, which this family does not" for kind in sorted(windowed)]
     for section, keys in FOREIGN.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Family:
     the traits (see config.py); with a key as well, a trait is what holds where the config is silent"""
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """config.json fields that have one value in the whole family; any other value is a model of another kind"""
+    absent: Sequence[str] = field(default=(), hash=False)
+    """config.json fields that no model of the family has, or only as null; any value is a model of another kind"""
 
 
 @dataclass(frozen=True, kw_only=True)

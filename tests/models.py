@@ -100,6 +100,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**_MOE, "num_experts": 4, "norm_topk_prob": True, "tie_word_embeddings": False}),
     "glm4_moe": ("glm4_moe", {**_SHARED, "attention_bias": True, "use_qk_norm": True}),
     "minimax_m2": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}),
+    "qwen2_moe": ("qwen2_moe", {**_QWEN_MOE, "head_dim": None, "tie_word_embeddings": False}),
     "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
     "moonlight": ("deepseek_v3", {**_DEEPSEEK, "q_lora_rank": None, "num_nextn_predict_layers": 0}),
     "kimi_k2": ("deepseek_v3", {**_DEEPSEEK, "num_nextn_predict_layers": 0}),
@@ -197,14 +199,15 @@ def as_on_the_hub(folder: Path, family: str) -> Path:
     if family == "qwen3_5_moe":
         _stack_experts(weights)
     _add_prediction_layer(weights, family, folder)
+    float32 = (*_FLOAT32, "block_sparse_moe.gate.weight") if family == "minimax_m2" else _FLOAT32
     for name in weights:
-        if name.endswith(_FLOAT32):
+        if name.endswith(float32):
             weights[name] = weights[name].to(torch.float32) + 1e-4 * torch.arange(weights[name].shape[-1])
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-_FLOAT32 = ("e_score_correction_bias", "A_log", "dt_bias", "block_sparse_moe.gate.weight")
+_FLOAT32 = ("e_score_correction_bias", "A_log", "dt_bias")
 _PREDICTION = {
     **dict.fromkeys(
         ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),

@@ -76,6 +76,7 @@ FORMATS: dict[str, str] = {
 FAMILIES: dict[str, str] = {
     "llama": "llama3",
     "mistral": "mistral",
+    "mixtral": "mistral",
     "glm4": "glm",
     "glm4_moe": "glm",
     "glm4_moe_lite": "glm",

@@ -29,6 +29,7 @@ WHOLE = {
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.router.weight": "mlp.gate.weight",
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+    "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
 }
 """held whole by every tensor-parallel rank"""
 HEADS = {
@@ -47,6 +48,23 @@ GATED = {"mlp.linear_fc1.weight": "mlp.", "mlp.shared_experts.linear_fc1.weight"
 """this rank's rows of gate_proj above its rows of up_proj"""
 
 
+def in_common_words(tensors: Tensors) -> Tensors:
+    """Mixtral's and Qwen2-MoE's names as most families have them. Mixtral computes w2(silu(w1 x) * w3 x)."""
+    words = {
+        ".block_sparse_moe.": ".mlp.",
+        ".w1.": ".gate_proj.",
+        ".w3.": ".up_proj.",
+        ".w2.": ".down_proj.",
+        ".shared_expert.": ".shared_experts.",
+    }
+    renamed = {}
+    for name, tensor in tensors.items():
+        for theirs, common in words.items():
+            name = name.replace(theirs, common)
+        renamed[name] = tensor
+    return renamed
+
+
 def share(tensor: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
     """The `rank`-th of `size` equal parts."""
     rows = tensor.shape[dim] // size
@@ -58,7 +76,7 @@ class Expected:
     """The tensors of one rank, by megatron-core's name in `state_dict`."""
 
     def __init__(self, tensors: Tensors, config: dict[str, Any], padded_vocab: int) -> None:
-        self.hf, self.config, self.padded = tensors, config, padded_vocab
+        self.hf, self.config, self.padded = in_common_words(tensors), config, padded_vocab
         self.tp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
         self.etp = (
             parallel_state.get_expert_tensor_parallel_rank(),

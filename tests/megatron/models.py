@@ -72,7 +72,7 @@ def transformer_config(config: dict[str, Any], world: World, dtype: torch.dtype,
         "pipeline_model_parallel_size": world.pp,
         "expert_model_parallel_size": world.ep,
         "expert_tensor_parallel_size": world.etp,
-        "sequence_parallel": world.tp > 1 and "moe_intermediate_size" in config,
+        "sequence_parallel": world.tp > 1 and is_moe(config),
         "mtp_num_layers": config.get("num_nextn_predict_layers") or None,
     }
     if world.pp > 1:
@@ -84,10 +84,11 @@ def transformer_config(config: dict[str, Any], world: World, dtype: torch.dtype,
         arguments |= {
             "num_query_groups": config["num_key_value_heads"],
             "kv_channels": config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]),
-            "add_qkv_bias": config["model_type"] in ("qwen2", "mimo") or config["attention_bias"],
+            "add_qkv_bias": config["model_type"] in ("qwen2", "mimo", "qwen2_moe")
+            or config.get("attention_bias", False),
             "qk_layernorm": config["model_type"] in ("qwen3", "qwen3_moe") or config.get("use_qk_norm", False),
         }
-    if "moe_intermediate_size" in config:
+    if is_moe(config):
         arguments |= _moe_arguments(config)
     return (MLATransformerConfig if mla else TransformerConfig)(**{**arguments, **changes})
 
@@ -106,6 +107,11 @@ def _mla_arguments(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_moe(config: dict[str, Any]) -> bool:
+    """Whether it is a mixture of experts."""
+    return "moe_intermediate_size" in config or "num_local_experts" in config
+
+
 def experts_of(config: dict[str, Any]) -> int:
     """Routed experts per layer."""
     return next(int(config[k]) for k in ("num_experts", "n_routed_experts", "num_local_experts") if k in config)
@@ -114,13 +120,19 @@ def experts_of(config: dict[str, Any]) -> int:
 def _moe_arguments(config: dict[str, Any]) -> dict[str, Any]:
     arguments = {
         "num_moe_experts": experts_of(config),
-        "moe_ffn_hidden_size": config["moe_intermediate_size"],
+        "moe_ffn_hidden_size": config.get("moe_intermediate_size", config["intermediate_size"]),
         "moe_router_topk": config["num_experts_per_tok"],
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32",
         "moe_token_dispatcher_type": "allgather",
         "moe_grouped_gemm": True,
     }
+    if config["model_type"] == "qwen2_moe":
+        arguments |= {
+            "moe_router_pre_softmax": True,
+            "moe_shared_expert_intermediate_size": config["shared_expert_intermediate_size"],
+            "moe_shared_expert_gate": True,
+        }
     if "n_routed_experts" in config:
         dense = config["first_k_dense_replace"]
         arguments |= {

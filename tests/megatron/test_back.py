@@ -103,6 +103,7 @@ MOE = [
 ]
 CASES = [("qwen3", saved) for saved in DENSE] + [("qwen2", DENSE[0]), ("mimo", DENSE[1])]
 CASES += [(family, saved) for family in ("qwen3_moe", "glm4_moe", "deepseek_v3") for saved in MOE]
+CASES += [(family, saved) for family in ("mixtral", "qwen2_moe") for saved in MOE]
 CASES += [("moonlight", MOE[0])]
 CASES += [
     ("qwen3", Saved(World(ranks=2), numbered=False, optimizer=kind)) for kind in ("dp_reshardable", "fully_reshardable")

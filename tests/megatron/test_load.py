@@ -20,6 +20,7 @@ TP2_EP2 = World(tp=2, ep=2, ranks=2)
 DENSE = [("qwen3", w) for w in (TP1, TP2, PP2, TP2_PP2)] + [("qwen2", TP2), ("llama", TP2_PP2)]
 MOE = [(c, w) for c in ("qwen3_moe", "glm4_moe", "deepseek_v3") for w in (TP1, TP2, PP2, EP2, TP2_EP2)]
 REST = [("glm4_moe", EP2_ETP2), ("moonlight", TP2), ("moonlight", EP2), ("mimo", TP1), ("mimo", TP2), ("mimo", PP2)]
+REST += [(c, w) for c in ("mixtral", "qwen2_moe") for w in (TP1, TP2, PP2, EP2, TP2_EP2)]
 REST += [("kimi_k2", TP2), ("glm4_moe_lite", EP2)]
 
 
@@ -64,6 +65,6 @@ def test_megatron_loads_what_slime_writes(hub, converted, family, world):
     run(world, load_and_compare, hub(family), converted(family), {})
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "mixtral"])
 def test_models_with_experts_one_by_one_load_it_too(hub, converted, family):
     run(EP2, load_and_compare, hub(family), converted(family), {"moe_grouped_gemm": False})

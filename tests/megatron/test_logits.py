@@ -19,6 +19,7 @@ TOLERANCE = 2e-5
 TOKENS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
 TP1, TP2, EP2 = World(), World(tp=2), World(ep=2, ranks=2)
 CASES = [("qwen3", TP1), ("qwen3", TP2), ("qwen2", TP2), ("qwen3_moe", TP1), ("qwen3_moe", EP2)]
+CASES += [(family, world) for family in ("mixtral", "qwen2_moe") for world in (TP1, TP2, EP2)]
 CASES += [(family, world) for family in ("glm4_moe", "deepseek_v3", "moonlight") for world in (TP1, TP2)]
 
 

@@ -1,13 +1,15 @@
 """mbridge's HF -> Megatron mapping, run on the same tiny models: what it loads equals what slime writes, bit for bit.
 
 mbridge 0.15.1 maps these text models: llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mixtral, mimo, glm4_moe, deepseek_v3
-(and the vision-language gemma3, glm4v, glm4v_moe, internvl_chat, qwen2_5_vl). Compared here is each that slime knows
-as well, and their prediction layers. MiMo's `input_proj` is the one difference, and on purpose: MiMo multiplies it
+(and the vision-language gemma3, glm4v, glm4v_moe, internvl_chat, qwen2_5_vl). Compared here is each text model, and
+their prediction layers. MiMo's `input_proj` is the one difference, and on purpose: MiMo multiplies it
 with [hidden state | embedding] (so do SGLang and vLLM), megatron-core with [embedding | hidden state]; mbridge does
 not swap the halves.
 
 mbridge has no mapping for GLM-4, GLM-4.7-Flash, GLM-5, MiniMax-M2, Qwen3-Next, Qwen3.5 and Kimi K2: these rest on the
 other tests of this folder.
+
+Its Qwen2-MoE bridge maps the shared expert's gate but builds a model without one: the test says that there is one.
 
 Its DeepSeek bridge accepts a prediction layer only as number 61 of 61 (names and asserts are literal), MiMo's fails
 to build one (a config is handed on in place of a layer spec) and GLM's does not try. So for prediction layers the
@@ -25,9 +27,10 @@ import torch
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from safetensors.torch import save_file
 
+from slimecli.model_specs import families
 from slimecli.weights.convert import hf_to_torch_dist
 from tests.megatron.harness import World, run
-from tests.megatron.models import PADDED, config_of, hub_folder, megatron_model, tensors_of
+from tests.megatron.models import PADDED, config_of, hub_folder, is_moe, megatron_model, tensors_of
 from tests.megatron.test_load import load
 
 CPU = {
@@ -64,7 +67,9 @@ def _bridge(config: dict[str, Any]) -> Any:
     bridge = AutoBridge.from_config(hf_config, **padding)
     # its reader for DeepSeek dequantises fp8 with a GPU kernel; these weights are not quantised
     bridge._get_safetensor_io = lambda path: SafeTensorIO(str(path))
-    bridge.set_extra_args(**CPU, **(MOE_CPU if "moe_intermediate_size" in config else {}))
+    bridge.set_extra_args(**CPU, **(MOE_CPU if is_moe(config) else {}))
+    if config["model_type"] == "qwen2_moe":
+        bridge.set_extra_args(moe_shared_expert_gate=True)
     return bridge
 
 
@@ -109,13 +114,26 @@ def _load_own(_: World, config: dict[str, Any], hf: Path, megatron: Path) -> Non
     _compare(bridge, bridge._model_provider([])(pre_process=True, post_process=True), hf, megatron)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mimo", "qwen3_moe", "glm4_moe", "deepseek_v3"])
+FAMILIES = ["qwen2", "qwen3", "llama", "mimo", "qwen3_moe", "mixtral", "qwen2_moe", "glm4_moe", "deepseek_v3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_mbridge_loads_the_same_tensors(tmp_path, hub, converted, family):
     if family == "deepseek_v3":  # its bridge for DeepSeek cannot pad the vocabulary
         hf, megatron = _unpadded(tmp_path, family)
     else:
         hf, megatron = hub(family), converted(family)
     run(World(), _load_own, _plain_config(hf, num_nextn_predict_layers=0), hf, megatron)
+
+
+MULTI_MODAL = {"gemma3", "glm4v", "glm4v_moe", "internvl_chat", "qwen2_5_vl"}
+
+
+def test_every_text_model_of_mbridge_is_one_of_slimes():
+    from mbridge.core.bridge import _MODEL_REGISTRY
+
+    assert set(_MODEL_REGISTRY) - MULTI_MODAL == set(FAMILIES) <= set(families())
+    assert not MULTI_MODAL & set(families())
 
 
 def _load_prediction(world: World, hf: Path, renamed: Path, megatron: Path) -> None:

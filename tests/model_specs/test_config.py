@@ -17,6 +17,8 @@ ONE_OF_EACH = {
     "mimo": "mimo-7b-rl",
     "glm4": "glm-4-9b-0414",
     "qwen3_moe": "qwen3-30b-a3b",
+    "mixtral": "mixtral-8x7b",
+    "qwen2_moe": "qwen2-57b-a14b",
     "glm4_moe": "glm-4.5",
     "minimax_m2": "minimax-m2",
     "deepseek_v3": "deepseek-v3",
@@ -92,8 +94,34 @@ HUB = {
         "rope_scaling": None, "rope_theta": 1000000, "shared_expert_intermediate_size": 0, "sliding_window": None,
         "tie_word_embeddings": False, "use_qk_norm": True, "use_sliding_window": False, "vocab_size": 151936,
     },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+        "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
+    },
+    "mixtral-8x22b": {
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02, "intermediate_size": 16384,
+        "max_position_embeddings": 65536, "model_type": "mixtral", "num_attention_heads": 48,
+        "num_experts_per_tok": 2, "num_hidden_layers": 56, "num_key_value_heads": 8, "num_local_experts": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+        "torch_dtype": "bfloat16", "vocab_size": 32000,
+    },
+    "qwen2-57b-a14b": {
+        "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "decoder_sparse_step": 1,
+        "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 18944,
+        "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "qwen2_moe",
+        "moe_intermediate_size": 2560, "norm_topk_prob": False, "num_attention_heads": 28, "num_experts": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 28, "num_key_value_heads": 4, "output_router_logits": False,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 20480, "sliding_window": 131072, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
 }  # fmt: skip
-"""as published (the last: the form of Qwen3-Coder-30B; its intermediate_size is the width of no weight)"""
+"""as published (qwen3-30b-a3b: the form of Qwen3-Coder-30B; its intermediate_size is the width of no weight)"""
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -256,6 +284,18 @@ STRANGE = {
         ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', expected 'softmax'"),
     ],
     "qwen2.5-7b": [({"attention_bias": False}, "attention_bias is False, expected True")],
+    "mixtral-8x7b": [
+        ({"sliding_window": 4096}, "sliding_window is 4096, expected none"),
+        ({"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1, expected 0.0"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False, expected True"),
+        ({"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size is 8, expected none"),
+        ({"attention_bias": True}, "attention_bias is True, expected False"),
+    ],
+    "qwen2-57b-a14b": [
+        ({"use_sliding_window": True}, "use_sliding_window is True"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ({"mlp_only_layers": [27]}, "mlp_only_layers: the layers with a dense MLP are [27], expected the first ones"),
+    ],
     "qwen3.5-35b-a3b": [({"mlp_only_layers": [0]}, "1 layers have a dense MLP, expected none")],
     "deepseek-v3": [
         ({"topk_method": "greedy"}, "topk_method is 'greedy'"),

@@ -43,6 +43,10 @@ ROUNDED = {
     "kimi-k2-thinking": ("1026", "32 output"),
     "moonlight-16b-a3b": ("16", "2.24 layers"),
     "minimax-m2": ("229", "10 output"),
+    "mixtral-8x7b": ("47", "13 whole"),
+    "mixtral-8x22b": ("141", "39 whole"),
+    "qwen1.5-moe-a2.7b": ("14.3", "2.7 whole"),
+    "qwen2-57b-a14b": ("57", "14 whole"),
     "mimo-7b-rl": ("7.6", ""),
 }
 """billions as published, in all and per token; the latter without the embedding (`output`) or both tables (`layers`)"""

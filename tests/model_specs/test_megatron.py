@@ -119,6 +119,30 @@ def test_arguments_are_those_of_slimes_scripts(name):
     assert args.keys() - wanted.keys() <= OURS | OURS_TOO | (BALANCING if "minimax" in name else set())
 
 
+MIXTRAL_8X7B = (
+    f"{UNTIED} {GQA} max-position-embeddings=32768 num-layers=32 hidden-size=4096 ffn-hidden-size=14336"
+    " num-attention-heads=32 num-query-groups=8 normalization=RMSNorm position-embedding-type=rope swiglu"
+    " disable-bias-linear rotary-base=1000000 num-experts=8 moe-router-topk=2 moe-grouped-gemm"
+)
+"""what Megatron-LM's own examples/mixtral/train_mixtral_8x7b_distributed.sh says of the model"""
+
+
+def test_mixtral_is_megatron_lms_example():
+    args = get_spec("mixtral-8x7b").megatron_args()
+    for item in MIXTRAL_8X7B.split():
+        flag, _, value = item.partition("=")
+        assert str(args[flag]) == (value or "True"), flag
+    # the weights of the chosen two are a softmax over the two
+    assert args["moe-ffn-hidden-size"] == 14336 and "moe-router-pre-softmax" not in args
+
+
+def test_qwen2_moe_has_a_gated_shared_expert_and_takes_scores_as_they_are():
+    args = get_spec("qwen2-57b-a14b").megatron_args()
+    assert (args["moe-shared-expert-intermediate-size"], args["moe-ffn-hidden-size"]) == (20480, 2560)
+    assert args["moe-shared-expert-gate"] and args["moe-router-pre-softmax"] and args["add-qkv-bias"]
+    assert "qk-layernorm" not in args
+
+
 def test_flags_that_must_be_absent():
     tied = get_spec("qwen3-4b").megatron_args()
     assert UNTIED not in tied and "add-qkv-bias" not in tied and "num-experts" not in tied

@@ -24,6 +24,7 @@ def test_traps():
     assert (get_spec("glm-4-32b-0414").layers, get_spec("glm-z1-32b-0414").kv_heads) == (61, 2)
     assert get_spec("glm-4-9b-0414").qkv_bias and not get_spec("glm-4-32b-0414").qkv_bias
     assert (get_spec("kimi-k2-instruct").eps, get_spec("kimi-k2-thinking").eps) == (1e-6, 1e-5)
+    assert (get_spec("mixtral-8x22b").vocab, get_spec("mixtral-8x22b-instruct").vocab) == (32000, 32768)
     assert (get_spec("glm-5").rope_theta, get_spec("glm-5.2").rope_theta) == (1e6, 8e6)
 
 
@@ -36,6 +37,7 @@ TABLE = """
     glm-4-9b-0414 glm-4-32b-0414 glm-z1-9b-0414 glm-z1-32b-0414 glm-4.5-air glm-4.5 glm-4.6 glm-4.7 glm-4.7-flash
     glm-5 glm-5.2 deepseek-v3 deepseek-v3.1 deepseek-r1 kimi-k2-instruct kimi-k2-thinking
     moonlight-16b-a3b moonlight-16b-a3b-instruct mimo-7b-rl minimax-m2 minimax-m2.5
+    mixtral-8x7b mixtral-8x22b qwen1.5-moe-a2.7b qwen2-57b-a14b
 """
 
 

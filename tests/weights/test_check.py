@@ -20,6 +20,8 @@ VICTIMS = {
     "glm4": "model.layers.1.mlp.gate_up_proj.weight",
     "deepseek_v3": "model.layers.2.mlp.experts.3.up_proj.weight",
     "minimax_m2": "model.layers.2.block_sparse_moe.experts.1.w2.weight",
+    "mixtral": "model.layers.0.block_sparse_moe.experts.3.w3.weight",
+    "qwen2_moe": "model.layers.2.mlp.shared_expert.down_proj.weight",
     "glm_moe_dsa": "model.layers.1.self_attn.indexer.wq_b.weight",
     "qwen3_5_moe": "model.language_model.layers.0.linear_attn.in_proj_qkv.weight",
     "qwen3_next": "mtp.layers.0.mlp.experts.2.down_proj.weight",

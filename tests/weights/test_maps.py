@@ -117,6 +117,28 @@ def test_without_a_certificate_experts_come_back_as_the_hub_has_them(folder, tmp
     assert f"{prefix}2.up_proj.weight" not in after.names
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "minimax_m2"])
+def test_transformers_own_names_are_read_too(folder, family, tmp_path):
+    """`save_original_format=False`: experts stacked, under the names of transformers' modules."""
+    from transformers import AutoModelForCausalLM
+
+    hf, own = folder(family, "transformers"), tmp_path / "own"
+    shutil.copytree(hf, own)
+    model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16)
+    model.save_pretrained(own, save_original_format=False)
+    stacked = HfFolder(own)
+    assert {"model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.gate.weight"} <= set(stacked.names)
+    for source, name in ((hf, "td"), (own, "td-own")):
+        hf_to_torch_dist(source, tmp_path / name)
+    first, second = TorchDist(tmp_path / "td"), TorchDist(tmp_path / "td-own")
+    assert first.tensors.keys() == second.tensors.keys()
+    assert all(torch.equal(full(first, key), full(second, key)) for key in first.tensors)
+    torch_dist_to_hf(tmp_path / "td-own", tmp_path / "back")
+    back = HfFolder(tmp_path / "back")
+    assert back.shapes == stacked.shapes
+    assert all(torch.equal(back.read(name), stacked.read(name)) for name in stacked.names)
+
+
 def full(td, key):
     shape = td.shape(key)
     return td.read(key, (0,) * len(shape), shape)
@@ -138,6 +160,8 @@ def test_expert_tensors_are_stacked_with_gate_above_up(converted):
     for family, expert, names in (
         ("deepseek_v3", "model.layers.1.mlp.experts.{}.{}.weight", ("gate_proj", "up_proj", "down_proj")),
         ("minimax_m2", "model.layers.1.block_sparse_moe.experts.{}.{}.weight", ("w1", "w3", "w2")),
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.{}.{}.weight", ("w1", "w3", "w2")),
+        ("qwen2_moe", "model.layers.1.mlp.experts.{}.{}.weight", ("gate_proj", "up_proj", "down_proj")),
     ):
         hf, td = converted(family)
         fc1 = full(td, "decoder.layers.1.mlp.experts.experts.linear_fc1.weight")
@@ -235,6 +259,18 @@ KEYS = {
     "minimax_m2": {
         "decoder.layers.0.self_attention.q_norm.weight": (64,),
         "decoder.layers.0.self_attention.k_norm.weight": (32,),
+    },
+    "mixtral": {
+        "decoder.layers.0.self_attention.linear_qkv.weight": (128, 64),
+        "decoder.layers.0.mlp.router.weight": (4, 64),
+        "decoder.layers.0.mlp.experts.experts.linear_fc1.weight": (4, 384, 64),
+        "decoder.layers.0.mlp.experts.experts.linear_fc2.weight": (4, 64, 192),
+    },
+    "qwen2_moe": {
+        "decoder.layers.0.self_attention.linear_qkv.bias": (128,),
+        "decoder.layers.0.mlp.experts.experts.linear_fc1.weight": (4, 48, 64),
+        "decoder.layers.0.mlp.shared_experts.linear_fc1.weight": (80, 64),
+        "decoder.layers.0.mlp.shared_experts.gate_weight": (1, 64),
     },
     "qwen3_5_moe": {
         "decoder.layers.0.self_attention.input_layernorm.weight": (64,),

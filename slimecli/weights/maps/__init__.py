@@ -104,6 +104,8 @@ def _names(spec: ModelSpec, stored: Collection[str]) -> Names:
     if spec.family.layout not in LAYOUTS:
         raise DataError(f"no weight map for layout {spec.family.layout!r}", f"known: {', '.join(LAYOUTS)}")
     names = LAYOUTS[spec.family.layout]
+    if f"{names.root}layers.0.mlp.experts.gate_up_proj" in stored:  # by transformers, without its hub names
+        names = dataclasses.replace(names, mlp="mlp.")
     other = names.other_root
     return dataclasses.replace(names, root=other) if other and f"{other}embed_tokens.weight" in stored else names
 

@@ -36,6 +36,7 @@ class Names:
     other_root: str = ""
     """prefix that transformers keeps when it takes the language model out of a larger one"""
     mlp: str = "mlp."
+    """prefix of routed experts and router; in transformers' own modules it is `mlp.` in every family"""
     gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """of routed experts"""
     router_bias: str = "gate.e_score_correction_bias"
@@ -88,7 +89,9 @@ LAYOUTS: dict[str, Names] = {
         float32_router=True,
         mtp=_APPENDED,
     ),
+    "mixtral": Names(mlp="block_sparse_moe.", gate_up_down=("w1", "w3", "w2")),
     "mla": Names(mtp=_APPENDED),
+    "qwen2_moe": Names(shared="shared_expert."),
     # vLLM feeds this projection the embedding first, as Megatron does; slime's checkpoints have it swapped all the same
     "qwen3_next": Names(shared="shared_expert.", fused_delta=True, mtp=replace(_QWEN, swapped=True)),
     "qwen3_5": replace(_QWEN3_5, root="model.language_model.", carried=("model.visual.",)),

@@ -30,6 +30,10 @@ CASES = [
     ("mimo", megatron(TP2, processes=2)),
     ("qwen3_moe", megatron(EP2, processes=2)),
     ("qwen3_moe", megatron(TP2, SP, EP2, ETP1, processes=2)),
+    ("mixtral", megatron(TP2, SP, EP2, ETP1, processes=2)),
+    ("mixtral", megatron(PP2, processes=2)),
+    ("qwen2_moe", megatron(TP2, SP, processes=2)),
+    ("qwen2_moe", megatron(EP2, processes=2)),
     ("glm4_moe", megatron(TP2, SP, processes=2)),
     ("deepseek_v3", megatron(TP2, SP, EP2, ETP1, processes=2)),
 ]

@@ -98,6 +98,8 @@ def saved(tmp_path_factory, model_of):
         ("qwen3_moe", "one", "PP2"),
         ("deepseek_v3", "TP2 EP2", "EP2"),
         ("minimax_m2", "TP2", "one"),
+        ("mixtral", "TP2 EP2", "PP2"),
+        ("qwen2_moe", "EP2", "TP2 EP2"),
         ("glm4", "TP2", "DP2"),
     ],
 )
@@ -118,6 +120,8 @@ def test_a_run_continues_at_another_layout(saved, family, first, second):
         ("qwen3_moe", "EP2"),
         ("deepseek_v3", "TP2 EP2"),
         ("minimax_m2", "TP2"),
+        ("mixtral", "TP2 EP2"),
+        ("qwen2_moe", "EP2"),
         ("qwen3_next", "EP2"),
         ("qwen3_5", "TP2"),
     ],

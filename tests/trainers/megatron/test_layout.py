@@ -130,3 +130,4 @@ def test_registered_models_have_configs():
         assert isinstance(config, MLATransformerConfig) == (spec.mla is not None)
         assert config.num_layers == spec.layers
     assert kinds >= {"qwen2", "qwen3", "llama", "mimo", "glm4", "qwen3_moe", "glm4_moe", "minimax_m2", "deepseek_v3"}
+    assert kinds >= {"mixtral", "qwen2_moe"}

@@ -31,7 +31,7 @@ YARN = {
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f: (f, {}) for f in ("qwen2", "qwen3", "llama", "mimo", "glm4", "qwen3_moe", "glm4_moe", "minimax_m2")},
-    **{f: (f, {}) for f in ("deepseek_v3", "moonlight", "kimi_k2")},
+    **{f: (f, {}) for f in ("mixtral", "qwen2_moe", "deepseek_v3", "moonlight", "kimi_k2")},
     # transformers norms latents with 1e-6 whatever the config says; SGLang and Megatron-LM with the config's value
     "glm4_moe_lite": ("glm4_moe_lite", {"rms_norm_eps": 1e-6}),
     **{f: (f, {}) for f in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
@@ -47,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe not normalised": ("qwen3_moe", {"norm_topk_prob": False}),
     "deepseek_v3 not normalised": ("deepseek_v3", {"norm_topk_prob": False, "routed_scaling_factor": 1.8}),
     "glm4_moe not normalised": ("glm4_moe", {"norm_topk_prob": False}),
+    "qwen2_moe normalised": ("qwen2_moe", {"norm_topk_prob": True}),
+    "qwen2_moe with dense layers, without biases": ("qwen2_moe", {"mlp_only_layers": [0], "qkv_bias": False}),
     "qwen3_moe with dense layers": ("qwen3_moe", {"mlp_only_layers": [0]}),
 }
 OPTIONS = ("algo.name=sft", "trainer.lr=1e6", "trainer.adam_eps=1e6", "trainer.beta1=0", "trainer.clip_grad=0")
