@@ -73,12 +73,14 @@ def rollout_file(
     from slimecli.commands._targets import open_target
     from slimecli.data_tools.selection import parse_selection
     from slimecli.engines.seats import EnginesLostError
-    from slimecli.errors import PartialError, SlimeError
+    from slimecli.errors import InterruptedRunError, PartialError, SlimeError
     from slimecli.weights.datasets import localise
 
     chosen, part = parse_selection(selection), parse_shard(shard)
     prompts = localise(prompts)
     folder, recipe = open_target(model, recipe)
+    begun = "with --out FILE it goes on where it was" if out == "-" else f"{out} is continued"
+    again = f"give the same command again: {begun}"
     try:
         if out == "-":
             result = _answer(prompts, recipe, folder, chosen, part, None)
@@ -88,8 +90,9 @@ def rollout_file(
             with AppendedFile(Path(out), _identity(recipe, model, folder, selection, shard)) as file:
                 result = _answer(prompts, recipe, folder, chosen, part, file)
                 file.commit(done=True)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted", again) from None
     except EnginesLostError as error:
-        again = "give the same command again" if out == "-" else f"give the same command again: {out} is continued"
         raise SlimeError(error.what, f"start the server, then {again}") from None
     if result["failed"]:
         written = "they are in the output with status `failed`" if selection == "samples" else "they are not written"

@@ -143,7 +143,7 @@ def show_rows(folder: Path, recipe: Recipe, count: int, tokenizer: Any) -> list[
         if not path.is_file():
             continue
         part = f"{path}@[0:{count}]"
-        entries = [{"file": path.name, "row": row} for row in read_rows(part)]
+        entries: list[dict[str, Any]] = [{"file": path.name, "row": row} for row in read_rows(part)]
         shown += entries
         if stem == "sft" and tokenizer is not None:
             for entry, sample in zip(entries, load_conversations(part, recipe.data, tokenizer), strict=True):

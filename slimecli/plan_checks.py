@@ -18,7 +18,7 @@ from slimecli.plan_rollout import check_rollout
 from slimecli.plan_spec import model_spec
 from slimecli.plan_tools import check_tools
 from slimecli.recipe import Recipe
-from slimecli.recipe_sections import ModelSection
+from slimecli.recipe_sections import CurriculumSection, ModelSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
 
@@ -143,6 +143,11 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 def _check_curriculum(recipe: Recipe) -> Iterator[str]:
     curriculum = recipe.data.curriculum
     given = [name for name in ("levels", "auto_levels", "key") if getattr(curriculum, name)]
+    for name in ("rate", "floor") if not given else ():
+        if getattr(curriculum, name) != getattr(CurriculumSection(), name):
+            yield f"`data.curriculum.{name}` has no effect without levels: set `auto_levels`, `levels` or `key`"
+    if given == ["key"] and recipe.data.source and curriculum.key != "source_name":
+        yield f"`data.curriculum.key` = {curriculum.key!r}: rows of `data.source` carry no such level"
     if len(given) > 1:
         yield f"`data.curriculum` has {' and '.join(given)}: keep one of them"
     if given and given[0] != "key" and not recipe.data.source:

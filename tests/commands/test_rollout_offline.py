@@ -171,6 +171,26 @@ def test_a_server_that_is_not_there_or_goes_away_is_told_at_once(place, monkeypa
     assert "never retrieved" not in caplog.text
 
 
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(place, whole, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    call = words("--prompts", "prompts.jsonl", "--out", "stopped.jsonl")
+    asked = iter(range(3))
+    monkeypatch.setattr("slimecli.commands._offline.Shard.has", lambda shard, row: _interrupted_at_the_end(asked))
+    assert cli.run(call) == 130
+    assert "interrupted" in (told := capsys.readouterr().err) and "stopped.jsonl is continued" in told
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert cli.run(call) == 0
+    assert "went on after row" in capsys.readouterr().err
+    assert (place / "stopped.jsonl").read_text() == whole
+
+
+def _interrupted_at_the_end(asked):
+    if next(asked, None) is None:
+        raise KeyboardInterrupt
+    return True
+
+
 STOP = None
 ENDS = """
 import asyncio

@@ -151,6 +151,8 @@ def test_the_collector_tells_what_became_of_every_group_dropped_ones_too():
             "keep one of them",
         ),
         ({"data": {"train": "f.jsonl", "curriculum": {"auto_levels": 2}}}, "needs `data.source`"),
+        ({"data": {"train": "f.jsonl", "curriculum": {"rate": 0.5}}}, "rate` has no effect without levels"),
+        ({"data": {"source": "reasoning_gym:chain_sum", "curriculum": {"key": "hard"}}}, "carry no such level"),
         ({"data": {"train": "f.jsonl", "mix": {"a": 1.0}, "curriculum": {"key": "x"}}}, "both decide which prompts"),
     ],
 )
