@@ -18,6 +18,7 @@ def check_rollout(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         return
     yield from _check_overlap(recipe)
     yield from _check_partial(recipe.rollout)
+    yield from _check_stream(recipe)
     yield from _check_sources(recipe)
     if recipe.data.is_live:
         yield from _check_live(recipe)
@@ -63,6 +64,13 @@ def _check_partial(rollout: RolloutSection) -> Iterator[str]:
             yield f"`rollout.{field}` has no effect without `rollout.partial`"
     if rollout.stale == "mask" and not rollout.partial and not rollout.fully_async:
         yield "`rollout.stale` has no effect without `rollout.partial` or `rollout.fully_async`: nothing grows too old"
+
+
+def _check_stream(recipe: Recipe) -> Iterator[str]:
+    if recipe.rollout.stream and recipe.rollout.custom_generate:
+        yield "`rollout.stream` has no effect with `rollout.custom_generate`, which asks the engine by itself"
+    if recipe.rollout.stream and recipe.data.is_live:
+        yield "`rollout.stream` has no effect on live data: others ask for those answers"
 
 
 def _check_sources(recipe: Recipe) -> Iterator[str]:

@@ -4,7 +4,7 @@ Ray proxies and test fakes satisfy these without a base class. Six methods at mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -76,6 +76,18 @@ class RolloutEngine(Protocol):
 
     async def close(self) -> None:
         """Stop serving and free everything. Idempotent."""
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """A RolloutEngine that tells its answers while it says them."""
+
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+        """Like generate, for a payload of lists; returns when all answers have ended.
+
+        Args:
+            tell: called with an answer's reply so far and its `index`; finish_reason is None until its end.
+        """
 
 
 @runtime_checkable

@@ -56,6 +56,9 @@ class RolloutSection(Section):
     """generation never stops: weights change under running answers; needs max_staleness = 1 or more"""
     partial: bool = False
     """stop what still runs once batch_size groups are accepted, and continue those answers at a later step"""
+    stream: bool = False
+    """have answers told while they are said: what was said by an engine that died, or until the deadline, is kept, and
+    the answer goes on from there elsewhere"""
     partial_staleness: int = Field(8, gt=0)
     """versions that the oldest token of a continued answer may lie behind, beyond max_staleness"""
     mask_off_policy_tokens: bool = False

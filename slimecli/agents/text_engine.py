@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import orjson
 from slimecli import files
 from slimecli.agents.tool_calls import ToolFormat, tool_format
 from slimecli.engines.embedded.text import TextCodec
+from slimecli.engines.streaming import events
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
 
@@ -123,30 +123,14 @@ class HttpStream:
         if key := payload.get("routing_key"):
             headers["X-SMG-Routing-Key"] = str(key)
         data = {k: v for k, v in payload.items() if k != "routing_key"} | {"stream": True}
-        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers, read_bufsize=1 << 22) as session:
+        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
             try:
                 async with session.post(self._url, data=orjson.dumps(data)) as answer:
                     if answer.status != 200:
                         raise SlimeError(
                             f"the engine at {self._url} refused: {(await answer.text())[:500]}", "see its log"
                         )
-                    async for item in _events(answer.content):
+                    async for item in events(answer.content, self._url):
                         yield item
             except (TimeoutError, aiohttp.ClientError, asyncio.IncompleteReadError) as error:
                 raise SlimeError(f"the engine at {self._url} broke off: {error!r}", "see its log") from None
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    async for line in content:
-        data = line.strip().removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            return
-        if not data:
-            continue
-        try:
-            item = json.loads(data)
-        except json.JSONDecodeError:
-            raise SlimeError(f"the engine sent an event that is not JSON: {data[:200]!r}", "see its log") from None
-        if "error" in item:
-            raise SlimeError(f"the engine failed: {item['error']}", "see its log")
-        yield item

@@ -14,6 +14,7 @@ from slimecli.engines.http import HttpEngine
 from slimecli.engines.router import router_program, start_router
 from slimecli.engines.router.launch import Router
 from slimecli.engines.seats import Policy
+from slimecli.engines.streaming import Tell
 from slimecli.engines.supervisor import SupervisedPool
 from slimecli.placement import Place
 from slimecli.recipe import Recipe
@@ -38,6 +39,10 @@ class RoutedPool(SupervisedPool):
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """By the router's address."""
         return await self.through.generate(payload)
+
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """By the router's address."""
+        await self.through.generate_stream(payload, tell)
 
 
 class RayEngines:

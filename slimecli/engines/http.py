@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import aiohttp
@@ -15,6 +15,7 @@ import orjson
 from slimecli import console
 from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError
 from slimecli.engines.http_weights import HttpWeights
+from slimecli.engines.streaming import Answers, Tell, events
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
@@ -56,9 +57,14 @@ class HttpEngine:
         Raises EngineUnreachableError or EngineRefusedError naming the engine and what it was doing.
         """
         data = orjson.dumps(payload) if payload is not None else None
-        work = asyncio.run_coroutine_threadsafe(self._exchange(method, path, data, self._timeout_s), client_loop())
+        raw, status = await self._sent(self._exchange(method, path, data, self._timeout_s), doing)
+        return self._decoded(raw, status, doing)
+
+    async def _sent(self, exchange: Coroutine[Any, Any, tuple[bytes, int]], doing: str) -> tuple[bytes, int]:
+        """Await an exchange on the client loop; what goes wrong names the engine and what it was doing."""
+        work = asyncio.run_coroutine_threadsafe(exchange, client_loop())
         try:
-            raw, status = await self._answer(asyncio.wrap_future(work), doing)
+            return await self._answer(asyncio.wrap_future(work), doing)
         except TimeoutError:
             raise SlimeError(
                 f"the engine at {self.url} did not answer within {self._timeout_s:g} s while {doing}",
@@ -69,7 +75,6 @@ class HttpEngine:
                 f"no connection to the engine at {self.url} while {doing}: {error or type(error).__name__}",
                 "see whether it still runs",
             ) from None
-        return self._decoded(raw, status, doing)
 
     async def _answer(self, work: asyncio.Future[tuple[bytes, int]], doing: str) -> tuple[bytes, int]:
         """Await an exchange; an engine that has gone silent meanwhile is named to the person watching."""
@@ -98,12 +103,25 @@ class HttpEngine:
 
     async def _exchange(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[bytes, int]:
         """Send and receive; on the client loop only."""
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._open().request(method, self.url + path, data=data, timeout=limit) as answer:
+            return await answer.read(), answer.status
+
+    def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # a session and its open connections live and die with one loop, so all of them live on the client loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
-        limit = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.request(method, self.url + path, data=data, timeout=limit) as answer:
-            return await answer.read(), answer.status
+        return self._session
+
+    async def _listen(self, data: bytes, hear: Callable[[dict[str, Any]], None]) -> tuple[bytes, int]:
+        """Hand out the events of `/generate` as they come; on the client loop only. A refusal comes back whole."""
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with self._open().post(self.url + "/generate", data=data, timeout=limit) as answer:
+            if answer.status != 200:
+                return await answer.read(), answer.status
+            async for item in events(answer.content, self.url):
+                hear(item)
+            return b"", 200
 
     def _decoded(self, raw: bytes, status: int, doing: str) -> Any:
         try:
@@ -121,10 +139,38 @@ class HttpEngine:
 
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """SGLang /generate. A broken connection is tried again: an answer with a seed comes out the same."""
+        return await self._again(lambda: self.call("POST", "/generate", payload, "generating"))
+
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """The same, told as it comes; after a broken connection each answer goes on where it was."""
+        answers = Answers(payload, tell)
+        await self._again(lambda: answers.ask(self._stream_once))
+
+    async def _stream_once(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """Over one connection."""
+        loop, wrong = asyncio.get_running_loop(), list[SlimeError]()
+
+        def hear(item: dict[str, Any]) -> None:
+            try:
+                tell(item)
+            except SlimeError as error:
+                wrong.append(error)
+
+        def hand_over(item: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(hear, item)
+
+        raw, status = await self._sent(self._listen(orjson.dumps({**payload, "stream": True}), hand_over), "generating")
+        if wrong:
+            raise wrong[0]
+        if status != 200:
+            self._decoded(raw, status, "generating")
+
+    async def _again(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask; once more where the connection breaks."""
         tries = 0
         while True:
             try:
-                return await self.call("POST", "/generate", payload, "generating")
+                return await ask()
             except EngineUnreachableError:
                 tries += 1
                 if tries > self._retries:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from slimecli.engines.router.policies import rendezvous
+from slimecli.engines.streaming import Answers, Tell, stream_of
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, WeightUpdate
 from slimecli.types import WeightReceipt
+
+Ask = Callable[[RolloutEngine], Coroutine[Any, Any, Any]]
+"""a request to whichever engine it is given to"""
 
 
 class EnginePool:
@@ -36,16 +41,23 @@ class EnginePool:
         key = payload.pop("routing_key", None)
         count = _length(payload)
         if count is None or key is not None or len(self.engines) == 1 or _is_group(payload):
-            index = self._pick(key)
-            return await self._ask(index, payload, count or 1)
+            return await self._ask(self._pick(key), lambda e: e.generate(payload), count or 1)
         parts = _cut(payload, count, self._shares(count))
         answers = await asyncio.gather(
-            *(self._ask(index, part, size) for index, part, size in parts), return_exceptions=True
+            *(self._ask(index, functools.partial(_generate, part), size) for index, part, size in parts),
+            return_exceptions=True,
         )
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
         return [reply for answer in answers if isinstance(answer, list) for reply in answer]
+
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """Answers of one engine, told as they come; of several where one is lost under them."""
+        payload = dict(payload)
+        key = payload.pop("routing_key", None)
+        answers = Answers(payload, tell)
+        await self._ask(self._pick(key), lambda e: answers.ask(stream_of(e)), len(payload["input_ids"]))
 
     def _usable(self) -> list[int]:
         """Numbers of the engines that can be asked."""
@@ -66,17 +78,17 @@ class EnginePool:
             shares[index] = size + (place < rest)
         return shares
 
-    async def _ask(self, index: int, payload: Mapping[str, Any], count: int) -> Any:
+    async def _ask(self, index: int, ask: Ask, count: int) -> Any:
         self._load[index] += count
         try:
-            return await self._call(index, payload)
+            return await self._call(index, ask)
         finally:
             self._load[index] -= count
 
-    async def _call(self, index: int, payload: Mapping[str, Any]) -> Any:
+    async def _call(self, index: int, ask: Ask) -> Any:
         """One engine's answer, or its error with its name."""
         try:
-            return await self.engines[index].generate(payload)
+            return await ask(self.engines[index])
         except SlimeError as error:
             url = getattr(self.engines[index], "url", "")
             if len(self.engines) == 1 or (url and url in error.what):
@@ -128,6 +140,10 @@ class EnginePool:
     async def close(self) -> None:
         """Every engine. Idempotent."""
         await self._all(lambda e: e.close(), "close")
+
+
+async def _generate(payload: Mapping[str, Any], engine: RolloutEngine) -> Any:
+    return await engine.generate(payload)
 
 
 def _length(payload: Mapping[str, Any]) -> int | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.http_errors import EngineUnreachableError
-from slimecli.engines.pool import EnginePool
+from slimecli.engines.pool import Ask, EnginePool
 from slimecli.engines.seats import EnginesLostError, Front, GivenUpError, Policy, Seat, bring_up_to_date, tell
+from slimecli.engines.streaming import Tell
 from slimecli.errors import SlimeError
 from slimecli.protocols import Running
 from slimecli.types import WeightReceipt
@@ -80,7 +81,12 @@ class SupervisedPool(EnginePool):
         await self._one_is_up()
         return await super().generate(payload)
 
-    async def _ask(self, index: int, payload: Mapping[str, Any], count: int) -> Any:
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """Answers go on at another engine, from their last token, where one is lost under them."""
+        await self._one_is_up()
+        await super().generate_stream(payload, tell)
+
+    async def _ask(self, index: int, ask: Ask, count: int) -> Any:
         told: list[str] = []
         for _ in range(self.policy.retries + 1):
             if self.seats[index].state != "up":
@@ -89,7 +95,7 @@ class SupervisedPool(EnginePool):
             seat = self.seats[index]
             self._load[index] += count
             try:
-                return await self._guarded(seat, self._call(index, payload))
+                return await self._guarded(seat, self._call(index, ask))
             except GivenUpError:
                 told.append(f"{self._name(index)}: {seat.why}")
             except EngineUnreachableError as error:

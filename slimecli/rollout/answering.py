@@ -36,7 +36,7 @@ class Answering:
                 "if it can, write `FUNCTION.supports_partial = True` below it; if not, set rollout.partial = false",
             )
         self.recipe = recipe
-        self.generator = dataclasses.replace(generator, partial=recipe.rollout.partial)
+        self.generator = dataclasses.replace(generator, partial=recipe.rollout.partial, stream=recipe.rollout.stream)
         self.keep = keep
         self._sampling = rollout_sampling(recipe, stop_token_ids)
         engines = len(recipe.engine.urls) or recipe.engine.replicas

@@ -115,7 +115,10 @@ class RolloutCollector:
                         running.add(asyncio.create_task(self._answering.group(group, step, version)))
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for group in sorted((task.result() for task in done), key=number_of):
-                    self._decide(group, accepted, fallback, tally)
+                    if any(s.status in UNFINISHED for s in group):  # lost its engine or its time: goes on from there
+                        running.add(asyncio.create_task(self._answering.group(group, step, version)))
+                    else:
+                        self._decide(group, accepted, fallback, tally)
             await self._answering.stop(running)
         except BaseException:
             await self._answering.cancel(running)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimecli.engines.seats import EnginesLostError
+from slimecli.engines.streaming import going_on, stream_of
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
 from slimecli.rollout.executions import rewarded, share_rewards
@@ -35,6 +36,8 @@ class Generator:
     """what custom generate functions are told, if they have a parameter of that name"""
     partial: bool = False
     """an answer that is aborted under way is kept as it is, to be continued; otherwise it has failed"""
+    stream: bool = False
+    """answers are told while they are said, so that nothing is lost of one that does not end"""
     decode: Callable[[list[int]], str] | None = None
     """text of response tokens, for answers that were said in several pieces"""
     teacher: Teacher | None = None
@@ -75,11 +78,12 @@ class Generator:
         samples = [s for s in samples if s.status in UNFINISHED]
         if not samples:
             return
-        payload = {
-            "input_ids": [s.tokens for s in samples],
-            "sampling_params": [s.sampling for s in samples],
-            "return_logprob": True,
-        }
+        if self.stream:
+            prompts = {tuple(s.tokens) for s in samples}
+            alike = [[s for s in samples if tuple(s.tokens) == prompt] for prompt in sorted(prompts)]
+            await asyncio.gather(*(self._listen(part) for part in alike))
+            return
+        payload = self._payload(samples)
         try:
             replies = await asyncio.wait_for(self.engine.generate(payload), self.timeout_s)
         except EnginesLostError:
@@ -89,10 +93,43 @@ class Generator:
                 self._mark_failed(sample, "generation", error)
             return
         for sample, reply in zip(samples, replies, strict=True):
-            is_continued = sample.response_length > 0
-            append_reply(sample, reply)
-            if is_continued and self.decode is not None:  # a character may lie across the cut
-                sample.response = self.decode(sample.tokens[sample.prompt_length :])
+            self._append(sample, reply)
+
+    @staticmethod
+    def _payload(samples: list[Sample]) -> dict[str, Any]:
+        return {
+            "input_ids": [s.tokens for s in samples],
+            "sampling_params": [s.sampling for s in samples],
+            "return_logprob": True,
+        }
+
+    async def _listen(self, samples: list[Sample]) -> None:
+        """Take what the engine says of these answers, which begin alike, until they end or something goes wrong."""
+        replies: dict[int, Mapping[str, Any]] = {}
+        payload = self._payload(samples)
+        payload["sampling_params"] = [going_on(s.sampling, s.response_length) for s in samples]
+        trouble: SlimeError | TimeoutError | None = None
+        try:
+            asked = stream_of(self.engine)(payload, lambda reply: replies.update({reply["index"]: reply}))
+            await asyncio.wait_for(asked, self.timeout_s)
+        except EnginesLostError:
+            raise
+        except (SlimeError, TimeoutError) as error:
+            trouble = error
+        for i, sample in enumerate(samples):
+            reply = replies.get(i)
+            if reply is not None:
+                self._append(sample, reply)
+            has_ended = reply is not None and reply["meta_info"]["finish_reason"]
+            has_grown = reply is not None and reply["output_ids"]  # without that there is no end to continuing it
+            if trouble is not None and not has_ended and not (self.partial and has_grown):
+                self._mark_failed(sample, "generation", trouble)
+
+    def _append(self, sample: Sample, reply: Mapping[str, Any]) -> None:
+        in_pieces = sample.response_length > 0 or reply.get("pieces", 1) > 1
+        append_reply(sample, reply)
+        if in_pieces and self.decode is not None:  # a character may lie across the cut
+            sample.response = self.decode(sample.tokens[sample.prompt_length :])
 
     @staticmethod
     def _continue(sample: Sample) -> None:
@@ -203,4 +240,5 @@ def append_reply(sample: Sample, reply: Mapping[str, Any]) -> None:
             sample.version_spans.append([version, begin + start, begin + end])
             if version not in sample.weight_versions:
                 sample.weight_versions.append(version)
-    sample.status = _STATUS[meta["finish_reason"]["type"]]
+    reason = meta["finish_reason"]
+    sample.status = _STATUS[reason["type"]] if reason else SampleStatus.ABORTED

@@ -106,6 +106,11 @@ class EmbeddedEngine:
             if not gather.future.done():
                 self._forget(ask)
 
+    async def generate_stream(self, payload: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+        """`stream`, told to a function; returns when all answers have ended."""
+        async for item in self.stream(payload):
+            tell(item)
+
     def _submit(self, ask: Ask, gather: Gather, tell: Callable[[dict[str, Any]], None] | None) -> None:
         arrived = stamp()
         requests = []

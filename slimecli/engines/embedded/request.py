@@ -38,6 +38,8 @@ class Sampling:
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
+    said_before: int = 0
+    """last tokens of the prompt that are the beginning of this answer: random choices go on after theirs"""
     penalised: bool = False
     cuts: bool = False
     """top_k, top_p or min_p cut something"""
@@ -144,6 +146,8 @@ def parse_sampling(params: Any, end_ids: frozenset[int], vocab: int) -> tuple[Sa
         if key in _NUMBERS:
             if value is not None:
                 values[key] = _number(key, value)
+        elif key == "custom_params":
+            values["said_before"] = _said_before(value)
         elif key not in _OTHER and value not in (None, False, "", [], {}):
             known = [*_NUMBERS, *_OTHER]
             raise BadRequest(f"sampling parameter {key!r} is not known to this engine{nearest(key, known)}")
@@ -173,6 +177,16 @@ def parse_sampling(params: Any, end_ids: frozenset[int], vocab: int) -> tuple[Sa
 
 
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+
+
+def _said_before(custom: Any) -> int:
+    """The one custom parameter of this engine."""
+    if custom is None:
+        return 0
+    said = custom.get("said_before", 0) if isinstance(custom, Mapping) else None
+    if type(said) is not int or said < 0 or set(custom) - {"said_before"}:
+        raise BadRequest(f"sampling parameter custom_params = {custom!r}: this engine takes said_before, a count")
+    return said
 
 
 def _number(key: str, value: Any) -> float | int:

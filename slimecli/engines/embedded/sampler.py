@@ -48,6 +48,8 @@ class Sampler:
         self._slots = slots
         self.settings: list[Sampling | None] = [None] * slots
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._before = torch.zeros(slots, dtype=torch.int64, device=device)
+        """tokens of the answer that came with the prompt"""
         self._temperature = torch.ones(slots, device=device)
         self._greedy = torch.zeros(slots, dtype=torch.bool, device=device)
         self._cuts = torch.ones(slots, 3, device=device)
@@ -69,6 +71,7 @@ class Sampler:
         """
         index = torch.tensor(slots, device=self.device)
         self.seeds[index] = torch.tensor([s.seed for s in settings], device=self.device)
+        self._before[index] = torch.tensor([s.said_before for s in settings], device=self.device)
         self._temperature[index] = torch.tensor([s.temperature or 1.0 for s in settings], device=self.device)
         self._greedy[index] = torch.tensor([s.temperature == 0 for s in settings], device=self.device)
         cuts = [[s.top_k if s.top_k > 0 else self.vocab, s.top_p, s.min_p] for s in settings]
@@ -91,7 +94,8 @@ class Sampler:
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Requests change their slots."""
         src, dst = torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device)
-        for tensor in (self.seeds, self._temperature, self._greedy, self._cuts, self._penalties, self._counts):
+        each = (self.seeds, self._before, self._temperature, self._greedy, self._cuts, self._penalties, self._counts)
+        for tensor in each:
             if tensor.numel():
                 tensor[dst] = tensor[src]
         for source, target in zip(sources, targets, strict=True):
@@ -144,7 +148,7 @@ class Sampler:
         """Inverse of the cumulative distribution at one uniform per row; also each row's log-sum-exp [M, 1]."""
         known = min(len(logits), self._slots)
         u = torch.full((len(logits), 1), 0.5, dtype=torch.float64, device=self.device)
-        u[:known, 0] = uniforms(self.seeds[:known], counts[:known])
+        u[:known, 0] = uniforms(self.seeds[:known], self._before[:known] + counts[:known])
         top = logits.amax(-1, keepdim=True)
         weights = (logits - top).exp_()
         cumulative = weights.cumsum(-1)

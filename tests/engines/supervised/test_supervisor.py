@@ -151,7 +151,7 @@ def test_a_request_that_ends_every_engine_fails_by_itself(pool):
         for client in pair.pool.engines:
             client.generate = assassin
         with pytest.raises(SlimeError, match="lost its engine 2 times") as caught:
-            await pair.pool._ask(0, {"input_ids": [1], "sampling_params": {}}, 1)
+            await pair.pool._ask(0, lambda e: e.generate({"input_ids": [1], "sampling_params": {}}), 1)
         return caught.value
 
     assert not isinstance(pair.aio.run(scene()), EnginesLostError), "one answer has failed, not the run"
