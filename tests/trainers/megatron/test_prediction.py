@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
 from slimecli.trainers import open_trainer
 from slimecli.weights.convert import torch_dist_to_hf
+from slimecli.weights.torch_dist import find_iteration
+from tests.megatron.expected import Expected
+from tests.megatron.harness import World, run
+from tests.megatron.models import PADDED, config_of, megatron_model, tensors_of
+from tests.megatron.test_load import content_metadata
 from tests.models import as_on_the_hub, tiny_model
 from tests.trainers import made
 from tests.trainers.megatron.ranks import megatron, weights_of, world_of
@@ -115,3 +121,25 @@ def test_checkpoints_have_them(hub, tmp_path, family):
     loaded = on_ranks(resumed, folder, out, pp2(family))
     assert loaded.keys() == saved.keys()
     assert all(np.array_equal(loaded[name], value) for name, value in saved.items())
+
+
+def load_by_megatron(world: World, hf: Path, folder: Path) -> None:
+    """Megatron-LM's way, into a model of its own that has prediction layers."""
+    config = config_of(hf)
+    model = megatron_model(config, world)
+    state = {"model": model.sharded_state_dict(metadata=content_metadata(folder))}
+    loaded, _, lacking = dist_checkpointing.load(state, str(folder), strict="return_all")
+    assert not lacking
+    model.load_state_dict(loaded["model"])
+    found, expected = model.state_dict(), Expected(tensors_of(hf), config, PADDED).of(model)
+    names = [name for name in expected if name.startswith("mtp.")]
+    assert len(names) > 8
+    assert [name for name in names if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
+def test_megatron_itself_loads_them(hub, tmp_path, family):
+    folder, _, _ = hub(family)
+    on_ranks(a_step, folder, tmp_path, megatron())
+    for world in (World(), World(tp=2)):
+        run(world, load_by_megatron, folder, find_iteration(tmp_path))
