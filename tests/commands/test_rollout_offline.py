@@ -197,8 +197,12 @@ import asyncio
 from tests.commands import test_rollout_offline as test
 
 async def generate(args, sample, sampling_params):
-    if test.STOP is not None:
-        stop, test.STOP = test.STOP, None
-        await asyncio.to_thread(stop)
+    if sample.index == 0:
+        await asyncio.to_thread(test.STOP)
+        test.STOP = None
+    while test.STOP is not None:
+        await asyncio.sleep(0.01)
+    if sample.group_index == 0:
+        await asyncio.sleep(0.3)  # the group behind fails first, and nobody waits for it
     return await args.engine.generate({"input_ids": sample.tokens, "sampling_params": sampling_params})
 """
