@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from slimecli.cluster.actors import EngineHost
 from slimecli.cluster.ray_wait import wait
 from slimecli.engines import api_key, connect
 from slimecli.engines.http import HttpEngine
+from slimecli.engines.http_errors import EngineUnreachableError
 from slimecli.engines.router import router_program, start_router
 from slimecli.engines.router.launch import Router
 from slimecli.engines.seats import Policy
 from slimecli.engines.streaming import Tell
-from slimecli.engines.supervisor import SupervisedPool
+from slimecli.engines.supervisor import POLL_S, SupervisedPool
+from slimecli.errors import SlimeError
 from slimecli.placement import Place
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -31,14 +34,31 @@ MakeActor = Callable[..., Any]
 class RoutedPool(SupervisedPool):
     """Requests go through the router, which knows who computes prompts and who continues answers.
 
-    Which server died a request does not show: it is found out, and replaced, when the next weights go to each of them.
+    Which server died a request does not show: where one fails, every server is asked, and those that are gone are
+    started anew. A stream that fails is not begun again.
     """
 
     through: HttpEngine
 
     async def generate(self, payload: Mapping[str, Any]) -> Any:
-        """By the router's address."""
-        return await self.through.generate(payload)
+        """By the router's address; once more, within bounds, where a server was lost."""
+        told: list[str] = []
+        for _ in range(self.policy.retries + 1):
+            try:
+                return await self.through.generate(payload)
+            except SlimeError as error:
+                await self._look_at_all()
+                lost = [f"{self._name(s.number)} is lost: {s.why}" for s in self.seats if s.state in ("down", "out")]
+                if not lost:
+                    raise
+                told.append(f"{error.what} ({'; '.join(lost)})")
+            while any(s.state == "down" for s in self.seats):
+                self._raise_if_over()
+                await asyncio.sleep(POLL_S)
+        raise EngineUnreachableError(
+            f"a request failed {len(told)} times with servers lost behind the router, last: {told[-1]}",
+            "see the servers' logs; continue with `slime run --resume`",
+        )
 
     async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
         """By the router's address."""
