@@ -91,7 +91,7 @@ def cli(
     run: RunOpt = "",
     model: ModelOpt = "",
     step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
-    port: Annotated[int, typer.Option("--port", help="port; 0: a free one")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0: a free one")] = 8000,
     api_key: Annotated[
         str, typer.Option("--api-key", help="demand this key; visible to `ps`, --api-key-env is not")
     ] = "",

@@ -19,6 +19,7 @@ from slimecli.agents.text_engine import TextEngine, embedded, remote
 from slimecli.engines import fitting_context, open_embedded
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.router import router_program, start_router
+from slimecli.engines.router.programs import words
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, WeightUpdate
 from slimecli.recipe import Recipe
@@ -166,10 +167,14 @@ class ProcessFleet:
             raise
 
     def _start(self) -> None:
+        program = router_program(self._recipe)
+        routed = self._recipe.engine.replicas > 1 or self._recipe.engine.router not in ("auto", "none")
+        if routed and program != "none":  # told before engines load a model
+            words(program, self._recipe.router)
         for number in range(self._recipe.engine.replicas):
             self._enter(self._worker(number))
-        if len(self._workers) > 1 or self._recipe.engine.router not in ("auto", "none"):
-            console.note(f"router: {router_program(self._recipe)}")
+        if routed:
+            console.note(f"router: {program}")
             log = self._logs / "router.log"
             self._router = start_router(self._recipe, self.urls, host="127.0.0.1", port=0, log=log)
         front = self._router.url if self._router else self._workers[0].url

@@ -84,3 +84,18 @@ def test_a_second_signal_cuts_answers_short(served):
         assert 0 < long.result(30)["usage"]["completion_tokens"] < 3900, "what there was is answered"
     assert "finishing 1 request(s)" in told[1]
     assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--port", "99999"), "less than or equal to 65535"),
+        (("--router", "builtin", "--set", "router.polcy=x"), "did you mean 'policy'"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_anything_starts(tmp_path, words, told):
+    line = [sys.executable, "-m", "slimecli", "serve", "--model", str(tiny_model(tmp_path)), *words]
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and told in done.stderr and "fix:" in done.stderr, done.stderr
+    assert "router: " not in done.stderr and not done.stdout
