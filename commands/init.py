@@ -49,8 +49,10 @@ def recipe_text(base: str, name: str) -> str:
     given = read_toml(recipe_path(base)) if base else {}
     lines = [_HEAD.format(name=name)]
     section = ""
-    # TOML wants the top-level keys before the first table
-    fields = sorted(recipe_fields(), key=lambda f: "." in f[0])
+    found = list(recipe_fields())
+    # TOML wants all keys of a table together, and those of none before the first table
+    tables = ["", *dict.fromkeys(name.rpartition(".")[0] for name, _, _ in found)]
+    fields = sorted(found, key=lambda f: tables.index(f[0].rpartition(".")[0]))
     for dotted, default, text in fields:
         head, _, key = dotted.rpartition(".")
         if head != section:
