@@ -17,7 +17,7 @@ import typer
 
 from slimecli import __version__, console, env
 from slimecli.errors import ExitCode, SlimeError
-from slimecli.flags import expand_eval_data, expand_ray_address, expand_sglang
+from slimecli.flags import expanded
 
 COMMANDS: dict[str, str] = {
     "run": "slimecli.commands.run",
@@ -130,7 +130,7 @@ def run(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     """Call the command. Without one, show the help; that is nothing done, so not OK."""
-    argv = expand_sglang(expand_eval_data(expand_ray_address(argv)))
+    argv = expanded(argv)
     app = build_app(argv[:1]) if argv and argv[0] in COMMANDS else build_app()
     try:
         result = app(argv or ["--help"], prog_name="slime", standalone_mode=False)

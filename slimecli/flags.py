@@ -108,3 +108,8 @@ def expand_sglang(argv: Sequence[str]) -> list[str]:
         said = "true" if not values else values[0] if len(values) == 1 else json.dumps(values)
         out += ["--set", f"{PASSED_ON[prefix]}.{name}={said}"]
     return [*out, *argv[end:]]
+
+
+def expanded(argv: Sequence[str]) -> list[str]:
+    """A command line with everything above written as --set."""
+    return expand_sglang(expand_eval_data(expand_ray_address(argv)))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slimecli.cli import COMMANDS, build_app
+from slimecli.flags import expanded
 from tests.tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,7 +122,7 @@ def test_every_line_of_a_shell_block_parses():
     ]
     assert len(lines) > 5
     for line in lines:
-        words = shlex.split(line.partition(" > ")[0].partition(" < ")[0], comments=True)
+        words = expanded(shlex.split(line.partition(" > ")[0].partition(" < ")[0], comments=True))
         group.commands[words[1]].make_context(words[1], words[2:])
 
 

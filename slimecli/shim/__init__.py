@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from slimecli.errors import nearest
+from slimecli.lookup import look_up
 
 _ANSWERS = "slimecli.shim.scoring"
 _RM = {name: f"{_ANSWERS}:{name}" for name in ("async_rm", "batched_async_rm")}
@@ -75,8 +75,7 @@ class _Module(ModuleType):
         known = SURFACE[self.__name__]
         if name not in known:
             raise ImportError(_missing(inner, [f"{self.__name__}.{k}" for k in known]), name=self.__name__)
-        module, _, attribute = known[name].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
+        found = look_up(known, name, "name of slime")
         setattr(self, name, found)
         return found
 
