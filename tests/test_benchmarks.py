@@ -44,6 +44,13 @@ def test_overlap():
     assert result["sides"]["never stopping, 2"]["staleness_max"] <= 2 and "of_turns" in table
 
 
+def test_learning():
+    result, table = smoke("learning")
+    assert [row["setting"] for row in result["settings"]] == ["grpo", "ppo"]
+    assert all(0 <= row["end"] <= 1 and len(row["ends"]) == result["seeds"] == 1 for row in result["settings"])
+    assert "grpo" in table
+
+
 def test_sync():
     result, _ = smoke("sync")
     kinds = result["shapes"]["quickstart"]["kinds"]
