@@ -133,7 +133,9 @@ def main() -> None:
             _common.say(f"{name}: {rows[-1]['start']:.3f} -> {rows[-1]['end']:.3f}")
     table = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows]
     _common.show(f"held-out accuracy, sampled, {seeds} seed(s), {steps} steps; goal {GOAL}", table)
-    result = {"goal": GOAL, "steps": steps, "seeds": seeds, "settings": rows}
+    # errors before against errors after, of the first setting
+    ratio = (1 - rows[0]["start"]) / max(1 - rows[0]["end"], 1e-3)
+    result = {"goal": GOAL, "steps": steps, "seeds": seeds, "settings": rows, "ratio": ratio}
     _common.finish("learning", result, save=flags.save)
 
 
