@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 from pathlib import Path
@@ -88,6 +89,15 @@ def fitting_context(recipe: Recipe, model_dir: Path) -> int:
     return min(recipe.max_context, positions or recipe.max_context)
 
 
+class _EngineLog(logging.FileHandler):
+    """Where it cannot write (a full disk, a folder that is gone) the engine goes on, and answers those who wait."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record, if it can be written."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+
 def _log_to(folder: Path) -> None:
     """Engine logs go to folder/engine.log, and nowhere else; the file appears with the first line."""
     log = logging.getLogger("slimecli.engine")
@@ -95,7 +105,7 @@ def _log_to(folder: Path) -> None:
         log.removeHandler(handler)
         handler.close()
     folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "engine.log", encoding="utf-8", delay=True)
+    handler = _EngineLog(folder / "engine.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.propagate = False

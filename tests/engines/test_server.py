@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 import urllib.error
@@ -257,3 +258,13 @@ def test_module_serves_and_ends_on_sigterm(models):
         asyncio.run(client.close())
         process.terminate()
         assert process.wait(20) == 0
+
+
+def test_a_log_whose_folder_is_gone_ends_nobody(tmp_path):
+    """What an engine's thread fails with still reaches those who wait."""
+    from slimecli.engines import _log_to
+
+    _log_to(tmp_path / "logs")
+    (tmp_path / "logs").rmdir()
+    logging.getLogger("slimecli.engine").error("nobody will read this")
+    assert not (tmp_path / "logs").exists()
