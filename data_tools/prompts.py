@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,7 @@ def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer
     """
     prompts = []
     too_long: list[str] = []
-    for where, row in rows:
-        prompt = render_row(row, section, tokenizer, where)
+    for where, prompt in _rendered(rows, section, tokenizer):
         if len(prompt.token_ids) > section.max_prompt_tokens:
             too_long.append(f"{where} ({len(prompt.token_ids)} tokens)")
         prompts.append(prompt)
@@ -51,6 +50,16 @@ def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer
             "drop them with `slime prepare-data`, or raise data.max_prompt_tokens",
         )
     return prompts
+
+
+def _rendered(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer: Any) -> Iterator[tuple[str, Prompt]]:
+    if section.workers:
+        from slimecli.data_tools.workers import render_in_processes
+
+        yield from render_in_processes(rows, section, tokenizer)
+        return
+    for where, row in rows:
+        yield where, render_row(row, section, tokenizer, where)
 
 
 def render_row(row: Row, section: DataSection, tokenizer: Any, where: str) -> Prompt:

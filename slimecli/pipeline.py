@@ -87,6 +87,13 @@ def layout_change(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
     return "" if then == now else f"the trainer goes on at {said[1]} (before: {said[0]}): the same up to rounding"
 
 
+def _data_inputs(recipe: Recipe) -> dict[str, Any]:
+    """The data section, but for how many processes read it."""
+    data = recipe.data.model_dump(mode="json", exclude={"workers"})
+    model = recipe.model.name or recipe.model.path
+    return {"data": data, "seed": recipe.seed, "sft_data": recipe.sft.data, "model": model}
+
+
 def _sft_inputs(recipe: Recipe) -> dict[str, Any]:
     """The SFT section, and what SFT takes from the trainer's: its optimizer is the same."""
     trainer = sft_recipe(recipe).trainer.model_dump(mode="json", exclude=set(LAYOUT_ONLY))
@@ -110,7 +117,7 @@ PIPELINE: dict[str, Stage] = {
     for stage in (
         Stage(
             name="data",
-            inputs=lambda r: {**_dump(r, "data"), "sft_data": r.sft.data, "model": r.model.name or r.model.path},
+            inputs=_data_inputs,
             outputs=lambda run, r: [run.data_dir],
             command=lambda run: f"slime prepare-data --run {run.quoted}",
         ),

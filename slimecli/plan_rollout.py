@@ -69,6 +69,8 @@ def _check_partial(rollout: RolloutSection) -> Iterator[str]:
 def _check_stream(recipe: Recipe) -> Iterator[str]:
     if recipe.rollout.stream and recipe.rollout.custom_generate:
         yield "`rollout.stream` has no effect with `rollout.custom_generate`, which asks the engine by itself"
+    if recipe.data.workers and recipe.data.stream:
+        yield "`data.workers` has no effect with `data.stream`, which reads each prompt when its turn comes"
     if recipe.rollout.stream and recipe.data.is_live:
         yield "`rollout.stream` has no effect on live data: others ask for those answers"
 

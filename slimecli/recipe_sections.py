@@ -98,6 +98,8 @@ class DataSection(Section):
     """render prompts with the tokenizer's chat template; false: prompts are used verbatim"""
     mix: dict[str, float] = {}
     """metadata.source_name -> weight: how often prompts of a source come, whatever its size; empty: all rows alike"""
+    workers: int = Field(0, ge=0)
+    """processes that render and tokenize prompts while they are read; 0: this one does it"""
     stream: bool = False
     """read prompts from the file when their turn comes, instead of holding all of them in memory"""
     max_prompt_tokens: int = Field(1024, gt=0)

@@ -28,6 +28,7 @@ def problems(*overrides):
         (("rollout.mask_off_policy_tokens=true",), "no effect without `rollout.partial`"),
         (("rollout.partial_staleness=3",), "`rollout.partial_staleness` has no effect"),
         (("rollout.stale=mask",), "nothing grows too old"),
+        (("data.workers=2", "data.stream=true"), "`data.workers` has no effect with `data.stream`"),
         (("rollout.stream=true", "rollout.custom_generate=tool_loop"), "`rollout.stream` has no effect with"),
         (("rollout.data_source=no.such:Thing",), "`rollout.data_source` = 'no.such:Thing': there is no module"),
         (("rollout.buffer_filter=json:nope", *OVER), "defines no 'nope'"),

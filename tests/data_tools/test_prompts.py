@@ -4,6 +4,7 @@ import pytest
 
 from slimecli.data_tools.formats import read_lines
 from slimecli.data_tools.prompts import load_prompts, render_rows
+from slimecli.data_tools.workers import CHUNK
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
 
@@ -93,3 +94,21 @@ def test_wrong_values(tmp_path, tokenizer, row, message):
     with pytest.raises(DataError) as caught:
         load_prompts(data(tmp_path, row), DataSection(), tokenizer)
     assert message in caught.value.what and "row 1" in caught.value.what
+
+
+def test_workers_render_what_one_process_renders(tmp_path, tokenizer):
+    rows = [{"prompt": f"{i} +", "label": i, "metadata": {"n": i}} for i in range(CHUNK * 2 + 3)]
+    path = data(tmp_path, *rows)
+    assert load_prompts(path, DataSection(workers=2), tokenizer) == load_prompts(path, DataSection(), tokenizer)
+
+
+def test_a_row_that_a_worker_cannot_render_is_named(tmp_path, tokenizer):
+    rows = [{"prompt": f"{i} +", "label": i} for i in range(CHUNK + 5)]
+    del rows[CHUNK + 1]["prompt"]
+    path = data(tmp_path, *rows)
+    with pytest.raises(DataError) as alone:
+        load_prompts(path, DataSection(), tokenizer)
+    with pytest.raises(DataError) as shared:
+        load_prompts(path, DataSection(workers=2), tokenizer)
+    assert (shared.value.what, shared.value.fix) == (alone.value.what, alone.value.fix)
+    assert f"row {CHUNK + 2}" in alone.value.what
