@@ -70,6 +70,7 @@ def rollout_file(
     Returns: {"prompts", "samples", "written", "failed", "left": {reason: samples}, "out", "resumed_at"}.
     Raises PartialError when answers failed.
     """
+    from slimecli import console
     from slimecli.commands._targets import open_target
     from slimecli.data_tools.selection import parse_selection
     from slimecli.engines.seats import EnginesLostError
@@ -77,6 +78,8 @@ def rollout_file(
     from slimecli.weights.datasets import localise
 
     chosen, part = parse_selection(selection), parse_shard(shard)
+    if recipe.rollout.dynamic_filter:
+        console.note("rollout.dynamic_filter chooses what a run trains on; here `--as FORM:RULE` does")
     prompts = localise(prompts)
     folder, recipe = open_target(model, recipe)
     begun = "with --out FILE it goes on where it was" if out == "-" else f"{out} is continued"

@@ -143,7 +143,9 @@ def test_a_broken_prompt_is_named_after_what_came_before_it(place):
     (place / "bad.jsonl").write_text('{"prompt": "a", "label": "x"}\n{"prompt": "b", "label": "x"}\n{"promt": "c"}\n')
     ended = slime(*words("--prompts", "bad.jsonl"), folder=place)
     assert ended.code == 4 and len(ended.out.splitlines()) == 6 and "bad.jsonl row 3: no column 'prompt'" in ended.err
-    left = succeed(*words("--prompts", "bad.jsonl", sets=("data.skip_broken=true",)), folder=place)
+    sets = ("data.skip_broken=true", "rollout.dynamic_filter=zero-variance")
+    left = succeed(*words("--prompts", "bad.jsonl", sets=sets), folder=place)
+    assert "rollout.dynamic_filter chooses what a run trains on" in left.err, "it is not left out without a word"
     assert len(left.out.splitlines()) == 6 and "1 left out: broken prompt" in left.err
     long = slime(*words("--prompts", "prompts.jsonl", sets=("data.max_prompt_tokens=3",)), folder=place)
     assert long.code == 4 and "prompts.jsonl row 1: the prompt has" in long.err
