@@ -161,16 +161,12 @@ def _rows(
     """The rows that are still to be done, in order; those that `file` has are only compared with what they were."""
     import orjson
 
-    from slimecli.data_tools.formats import read_lines, read_rows
+    from slimecli.data_tools.formats import placed_rows, read_lines
     from slimecli.data_tools.prompts import as_asked
     from slimecli.errors import DataError, UsageError
     from slimecli.rollout.appended import NO_ROWS, chain
 
-    named = (
-        read_lines(sys.stdin.buffer, "<stdin>")
-        if prompts == "-"
-        else ((f"{prompts} row {number}", row) for number, row in enumerate(read_rows(prompts), 1))
-    )
+    named = read_lines(sys.stdin.buffer, "<stdin>") if prompts == "-" else placed_rows(prompts)
     digest, done = NO_ROWS, file.rows if file else 0
     number = -1
     for number, (where, raw) in enumerate(named):

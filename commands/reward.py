@@ -39,15 +39,15 @@ def check_reward(recipe: Recipe, data: str, limit: int = 256) -> dict[str, Any]:
     "mean_score", "latency_ms"}}}. A gold answer must get the full score, the others less, both times the same.
     """
     from slimecli.data_tools.columns import read_item
-    from slimecli.data_tools.formats import read_rows
+    from slimecli.data_tools.formats import placed_rows
     from slimecli.data_tools.rewards import load_reward
     from slimecli.data_tools.rewards.proof import Proof
     from slimecli.rollout.args import HookArgs
     from slimecli.weights.datasets import localise
 
     proof = Proof(load_reward(recipe.reward), HookArgs(recipe), recipe.reward)
-    rows = enumerate(islice(read_rows(localise(data)), limit or None), 1)
-    return asyncio.run(proof.run(read_item(row, recipe.data, f"{data} row {number}") for number, row in rows))
+    rows = islice(placed_rows(localise(data)), limit or None)
+    return asyncio.run(proof.run(read_item(row, recipe.data, where) for where, row in rows))
 
 
 def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>") -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimecli.data_tools.columns import read_item, with_system_prompt
-from slimecli.data_tools.formats import read_rows
+from slimecli.data_tools.formats import placed_rows
 from slimecli.data_tools.prompts import render, require_template
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
@@ -169,8 +169,7 @@ def load_conversations(path: str, section: DataSection, tokenizer: Any) -> list[
     `response_length` reaches from the first trained token to the end; reward 0.0, status completed.
     """
     samples = []
-    for number, row in enumerate(read_rows(path), 1):
-        where = f"{path} row {number}"
+    for number, (where, row) in enumerate(placed_rows(path)):
         item = read_item(row, section, where, need="messages")
         messages = item.messages or []
         try:
@@ -182,8 +181,8 @@ def load_conversations(path: str, section: DataSection, tokenizer: Any) -> list[
         length = len(mask) - mask.index(1)
         samples.append(
             Sample(
-                group_index=number - 1,
-                index=number - 1,
+                group_index=number,
+                index=number,
                 prompt=messages,
                 tokens=tokens,
                 response=tokenizer.decode(tokens[-length:]),

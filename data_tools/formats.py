@@ -18,6 +18,8 @@ from slimecli.data_tools.folders import SUFFIXES, dataset_files
 from slimecli.errors import DataError, UsageError
 
 Row = dict[str, Any]
+Placed = tuple[str, Row]
+"""where a row stands, for error texts, and the row"""
 HUB = "hf:"
 """how places begin that lie on the hub: hf://OWNER/NAME; see slimecli.weights.datasets"""
 
@@ -45,7 +47,17 @@ def read_rows(
     counts: Counter[str] | None = None,
     on_broken: Callable[[DataError], None] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file, one dict each, in order.
+    """Yield the rows of a file, one dict each, in order; see `placed_rows`."""
+    for _, row in placed_rows(path, counts, on_broken):
+        yield row
+
+
+def placed_rows(
+    path: str,
+    counts: Counter[str] | None = None,
+    on_broken: Callable[[DataError], None] | None = None,
+) -> Iterator[Placed]:
+    """Yield the rows of a file in order, each with its place: "file:line", or "file row N" of files without lines.
 
     Args:
         path: file or folder, with optional slice. The slice counts rows, not lines.
@@ -58,9 +70,9 @@ def read_rows(
     seen: Counter[str] = counts if counts is not None else Counter()
     rows = itertools.chain.from_iterable(_file_rows(file, seen, on_broken) for file in data_files(place))
     empty = True
-    for row in _take(rows, wanted):
+    for placed in _take(rows, wanted):
         empty = False
-        yield row
+        yield placed
     if empty:
         what = f"{path} selects no rows" if wanted != slice(None) else f"{place} has no rows"
         raise DataError(what, "check how the file was made; each line must be one JSON object")
@@ -80,15 +92,16 @@ def data_files(place: Path) -> list[Path]:
     raise UsageError(f"no data file {place}", "check the path; it is relative to the current folder")
 
 
-def _file_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Row]:
-    if file.suffix == ".parquet":
-        return _parquet_rows(file)
+def _file_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Placed]:
     if file.suffix == ".csv":
         return _csv_rows(file)
-    return _json_rows(file) if file.suffix == ".json" else _jsonl_rows(file, counts, on_broken)
+    if file.suffix == ".jsonl":
+        return _jsonl_rows(file, counts, on_broken)
+    rows = _parquet_rows(file) if file.suffix == ".parquet" else _json_rows(file)
+    return ((f"{file} row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _csv_rows(file: Path) -> Iterator[Row]:
+def _csv_rows(file: Path) -> Iterator[Placed]:
     """Rows of a table whose first line names the columns; every value is text."""
     with file.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.DictReader(handle, restkey="", strict=True)
@@ -100,7 +113,7 @@ def _csv_rows(file: Path) -> Iterator[Row]:
                         f"{len(reader.fieldnames or ())} columns of the first line",
                         "a value with a comma or a line break stands in double quotes",
                     )
-                yield row
+                yield f"{file}:{reader.line_num}", row
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{file}:{reader.line_num + 1}: not a CSV row: {error}", "mend the line") from None
 
@@ -118,13 +131,13 @@ def _json_rows(file: Path) -> Iterator[Row]:
     yield from rows
 
 
-def _take(rows: Iterable[Row], wanted: slice) -> Iterable[Row]:
+def _take(rows: Iterable[Placed], wanted: slice) -> Iterable[Placed]:
     if (wanted.start or 0) < 0 or (wanted.stop or 0) < 0:
         return list(rows)[wanted]
     return itertools.islice(rows, wanted.start, wanted.stop)
 
 
-def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Row]:
+def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError], None] | None) -> Iterator[Placed]:
     with file.open("rb") as handle:
         for number, raw in enumerate(handle, 1):
             if not raw.strip():
@@ -137,7 +150,7 @@ def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError
                     raise
                 on_broken(error)
                 continue
-            yield row
+            yield f"{file}:{number}", row
 
 
 def read_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Row]]:

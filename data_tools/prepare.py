@@ -15,7 +15,7 @@ from slimecli import files
 from slimecli.data_tools.columns import Item, read_item
 from slimecli.data_tools.conversations import tokens_and_mask
 from slimecli.data_tools.demonstrations import load_demonstration
-from slimecli.data_tools.formats import Row, dump_rows, read_rows
+from slimecli.data_tools.formats import Placed, Row, dump_rows, placed_rows
 from slimecli.data_tools.prompts import render_prompt
 from slimecli.data_tools.sources import level_args, open_source
 from slimecli.errors import DataError, UsageError
@@ -183,9 +183,9 @@ def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, sc
 
 def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
     rows = []
-    for number, row in _readable(section.train, screen.report, section.skip_broken):
+    for number, (where, row) in enumerate(_readable(section.train, screen.report, section.skip_broken), 1):
         try:
-            kept = screen.keep(row, f"{section.train} row {number}", need="any")
+            kept = screen.keep(row, where, need="any")
         except DataError as error:
             if not section.skip_broken or number == 1:
                 raise
@@ -202,9 +202,8 @@ def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
 
 def _sft_file(path: str, section: DataSection, screen: _Screen) -> list[Row]:
     own = _Screen(section, screen.sft, screen.tokenizer, screen.report, screen.excluded)
-    kept = (
-        own.keep(r, f"{path} row {n}", need="messages") for n, r in _readable(path, own.report, section.skip_broken)
-    )
+    placed = _readable(path, own.report, section.skip_broken)
+    kept = (own.keep(row, where, need="messages") for where, row in placed)
     return [row for row in kept if row is not None]
 
 
@@ -216,10 +215,10 @@ def _not_held_out(rows: list[Row], section: DataSection, report: Report, held_ou
     return out
 
 
-def _readable(path: str, report: Report, skip_broken: bool) -> Iterator[tuple[int, Row]]:
+def _readable(path: str, report: Report, skip_broken: bool) -> Iterator[Placed]:
     on_broken = (lambda error: _count_broken(report, error)) if skip_broken else None
     counts: Counter[str] = Counter()
-    yield from enumerate(read_rows(path, counts, on_broken), 1)
+    yield from placed_rows(path, counts, on_broken)
     if counts["blank"]:
         report.dropped["blank line"] += counts["blank"]
 
@@ -277,8 +276,8 @@ def _used_columns(item: Item, section: DataSection) -> Row:
 
 
 def _keys_of(path: str, section: DataSection) -> Iterator[str]:
-    for number, row in enumerate(read_rows(path), 1):
-        item = read_item(row, section, f"{path} row {number}", need="")
+    for where, row in placed_rows(path):
+        item = read_item(row, section, where, need="")
         if item.prompt is not None:
             yield _canonical(item.prompt)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimecli.data_tools.columns import Item, around, read_item, with_system_prompt, with_template
-from slimecli.data_tools.formats import Row, read_rows
+from slimecli.data_tools.formats import Row, placed_rows
 from slimecli.data_tools.selection import PROMPT_MESSAGES
 from slimecli.errors import DataError
 from slimecli.recipe_sections import DataSection
@@ -28,8 +28,7 @@ class Prompt:
 
 def load_prompts(path: str, section: DataSection, tokenizer: Any) -> list[Prompt]:
     """Read and render all prompts of a file (.jsonl or .parquet, with optional slice)."""
-    rows = ((f"{path} row {number}", row) for number, row in enumerate(read_rows(path), 1))
-    return render_rows(rows, section, tokenizer)
+    return render_rows(placed_rows(path), section, tokenizer)
 
 
 def render_rows(rows: Iterable[tuple[str, Row]], section: DataSection, tokenizer: Any) -> list[Prompt]:

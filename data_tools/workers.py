@@ -8,14 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from slimecli.data_tools.formats import Row
+from slimecli.data_tools.formats import Placed
 from slimecli.data_tools.prompts import Prompt, render_row
 from slimecli.recipe_sections import DataSection
 
 CHUNK = 256
 """rows that a process takes at a time; fewer are not worth a process"""
-Placed = tuple[str, Row]
-"""where a row stands, for error texts, and the row"""
 _given: list[Any] = []
 
 

@@ -142,13 +142,13 @@ def test_scoring_again_gives_the_same_choice(place, whole):
 def test_a_broken_prompt_is_named_after_what_came_before_it(place):
     (place / "bad.jsonl").write_text('{"prompt": "a", "label": "x"}\n{"prompt": "b", "label": "x"}\n{"promt": "c"}\n')
     ended = slime(*words("--prompts", "bad.jsonl"), folder=place)
-    assert ended.code == 4 and len(ended.out.splitlines()) == 6 and "bad.jsonl row 3: no column 'prompt'" in ended.err
+    assert ended.code == 4 and len(ended.out.splitlines()) == 6 and "bad.jsonl:3: no column 'prompt'" in ended.err
     sets = ("data.skip_broken=true", "rollout.dynamic_filter=zero-variance")
     left = succeed(*words("--prompts", "bad.jsonl", sets=sets), folder=place)
     assert "rollout.dynamic_filter chooses what a run trains on" in left.err, "it is not left out without a word"
     assert len(left.out.splitlines()) == 6 and "1 left out: broken prompt" in left.err
     long = slime(*words("--prompts", "prompts.jsonl", sets=("data.max_prompt_tokens=3",)), folder=place)
-    assert long.code == 4 and "prompts.jsonl row 1: the prompt has" in long.err
+    assert long.code == 4 and "prompts.jsonl:1: the prompt has" in long.err
 
 
 def test_a_server_that_is_not_there_or_goes_away_is_told_at_once(place, monkeypatch, capsys, caplog):

@@ -123,7 +123,7 @@ def test_without_template(tmp_path, tokenizer):
     (sample,) = load_conversations(str(path), DataSection(apply_chat_template=False), tokenizer)
     assert tokenizer.decode(sample.tokens) == "12 + 34 =46<|im_end|>" and sample.response_length == 3
     path.write_text(json.dumps({"messages": CHAT}) + "\n")
-    with pytest.raises(DataError, match="row 1: without a chat template"):
+    with pytest.raises(DataError, match=":1: without a chat template"):
         load_conversations(str(path), DataSection(apply_chat_template=False), tokenizer)
 
 

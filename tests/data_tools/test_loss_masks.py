@@ -120,7 +120,7 @@ def test_templates_without_thoughts_are_found_out_about(tmp_path, tokenizer):
 
 def test_the_wrong_family_is_told(tmp_path, tokenizer):
     tokenizer.chat_template = DISTILL
-    with pytest.raises(DataError, match=r"row 1: data\.loss_mask_type = 'qwen3', but the chat template"):
+    with pytest.raises(DataError, match=r":1: data\.loss_mask_type = 'qwen3', but the chat template"):
         masked(tmp_path, tokenizer, CHAT[:2], loss_mask_type="qwen3")
     with pytest.raises(DataError, match="does not end with an answer"):
         masked(tmp_path, tokenizer, CHAT[:3], loss_mask_type="answer")

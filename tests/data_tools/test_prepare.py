@@ -128,7 +128,7 @@ def test_broken_rows_stop_or_are_counted(tmp_path):
         prepare(DataSection(train=path), SftSection(), tmp_path, seed=0)
     report = prepare(DataSection(train=path, skip_broken=True), SftSection(), tmp_path, seed=0)
     assert report.dropped["broken"] == 2 and report.kept == {"train": 1}
-    assert "in.jsonl:2:2" in report.examples[0] and "row 2" in report.examples[1]
+    assert "in.jsonl:2:2" in report.examples[0] and "in.jsonl:3: " in report.examples[1], "the line, not the row"
 
 
 def test_wrong_column_is_never_skipped(tmp_path):
@@ -233,5 +233,5 @@ def test_conversations_are_checked_when_they_are_prepared(tmp_path, tokenizer):
     assert report.kept == {"sft": 1}
     assert report.dropped == {"conversation too long": 1, "no token to learn": 1, "overlap with evaluation": 1}
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(DataError, match=r"a\.jsonl row 1: cannot tell from the chat template"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: cannot tell from the chat template"):
         prepare(section, sft, tmp_path, seed=0, tokenizer=tokenizer)

@@ -75,7 +75,7 @@ def test_json_lines_from_elsewhere_are_named_by_line(tokenizer):
 def test_too_long_prompts_are_counted(tmp_path, tokenizer):
     path = data(tmp_path, {"prompt": "1", "label": "x"}, {"prompt": "1" * 50, "label": "x"})
     with pytest.raises(
-        DataError, match=r"1 of 2 prompts are longer than 20 tokens, the first: .*/p.jsonl row 2 \(58 tokens\)"
+        DataError, match=r"1 of 2 prompts are longer than 20 tokens, the first: .*/p.jsonl:2 \(58 tokens\)"
     ):
         load_prompts(path, DataSection(max_prompt_tokens=20), tokenizer)
 
@@ -93,7 +93,7 @@ def test_too_long_prompts_are_counted(tmp_path, tokenizer):
 def test_wrong_values(tmp_path, tokenizer, row, message):
     with pytest.raises(DataError) as caught:
         load_prompts(data(tmp_path, row), DataSection(), tokenizer)
-    assert message in caught.value.what and "row 1" in caught.value.what
+    assert message in caught.value.what and ".jsonl:1" in caught.value.what
 
 
 def test_workers_render_what_one_process_renders(tmp_path, tokenizer):
@@ -111,4 +111,4 @@ def test_a_row_that_a_worker_cannot_render_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError) as shared:
         load_prompts(path, DataSection(workers=2), tokenizer)
     assert (shared.value.what, shared.value.fix) == (alone.value.what, alone.value.fix)
-    assert f"row {CHUNK + 2}" in alone.value.what
+    assert f":{CHUNK + 2}" in alone.value.what
