@@ -76,7 +76,8 @@ class Expected:
     """The tensors of one rank, by megatron-core's name in `state_dict`."""
 
     def __init__(self, tensors: Tensors, config: dict[str, Any], padded_vocab: int) -> None:
-        self.hf, self.config, self.padded = in_common_words(tensors), config, padded_vocab
+        other_words = config["model_type"] in ("mixtral", "qwen2_moe")
+        self.hf, self.config, self.padded = in_common_words(tensors) if other_words else tensors, config, padded_vocab
         self.tp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
         self.etp = (
             parallel_state.get_expert_tensor_parallel_rank(),
