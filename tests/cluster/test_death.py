@@ -1,5 +1,6 @@
 """A worker that dies in mid-run: a named error, nothing left behind, and a resume that makes up for it."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,10 +13,17 @@ from pathlib import Path
 import pytest
 
 from tests.forked import succeed
-from tests.tiny_run import assert_same_run, metrics, sets
+from tests.tiny_run import assert_same_run, even_share, metrics, sets
 
 STEPS = 24
 SMALL = (f"steps={STEPS}", "sft.steps=2", "data.count=60", "data.holdout=4", "checkpoint.interval=2", "trainer.lr=1e-5")
+
+
+async def patient(args, sample, **kwargs):
+    """As the other reward, and slow while the file `patient` lies beside the runs: the run outlasts a restart."""
+    if (Path(os.environ["SLIME_RUNS"]).parent / "patient").exists():
+        await asyncio.sleep(1.5)
+    return await even_share(args, sample)
 
 
 def processes(mark):
@@ -63,7 +71,9 @@ def engines_of(folder, name="EngineHost"):
 
 @pytest.mark.ray
 def test_an_engine_that_is_killed_is_replaced_and_the_run_equals_an_undisturbed_one(tmp_path):
-    run, root = start(tmp_path, "r", "engine.health_interval_s=0.5", "engine.router='builtin'")
+    (tmp_path / "patient").touch()
+    slow = "reward.path='tests.cluster.test_death:patient'"
+    run, root = start(tmp_path, "r", "engine.health_interval_s=0.5", "engine.router='builtin'", slow)
     os.kill(engines_of(tmp_path)[0], signal.SIGKILL)
     os.kill(engines_of(tmp_path, "slimecli.engines.router")[0], signal.SIGKILL)
     told = run.communicate(timeout=180)[1].decode()
@@ -75,7 +85,8 @@ def test_an_engine_that_is_killed_is_replaced_and_the_run_equals_an_undisturbed_
     lost = [r for r in map(json.loads, (root / "perf.jsonl").read_text().splitlines()) if "engine/lost" in r]
     assert len(lost) == 1 and lost[0]["engine/lost"] == 1
     assert "restarted in" in (root / "logs" / "latest" / "engines.log").read_text()
-    succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL), folder=tmp_path)
+    (tmp_path / "patient").unlink()
+    succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL, slow), folder=tmp_path)
     assert_same_run(tmp_path / "runs" / "straight", root, STEPS)
 
 

@@ -96,7 +96,7 @@ def test_scheduling_is_the_same_as_with_the_own_decoder(tmp_path):
         )
         while engine.info()["generated_tokens"] < 8:
             await asyncio.sleep(0.001)
-        await engine.update_weights(WeightUpdate(kind="disk", version=2, folder=new))
+        await engine.update_weights(WeightUpdate(kind="disk", version=2, folder=new, in_flight=True))
         moved = await task
         await engine.sleep()
         assert engine.info()["weight_bytes"] == engine.info()["kv_cache_bytes"] == 0

@@ -64,7 +64,8 @@ def test_a_silent_engine_is_given_up_after_its_deadline(pool, publish):
     begin = time.monotonic()
     answers = pair.ask(range(8), tokens=100, meanwhile=freeze)
     assert [said(a) for a in answers] == [said(a) for a in expected]
-    assert 2 <= time.monotonic() - begin < 20
+    # silence counts from the last look that was answered, which may lie before it began
+    assert 1.5 <= time.monotonic() - begin < 20
     assert "no answer to health checks" in pair.pool.seats[0].why
     pair.settle()
     assert not victim.lives and pair.respawned == [0]

@@ -81,6 +81,7 @@ def peak_of_a_step(folder: Path, options: tuple[str, ...]) -> int:
     recipe = made.recipe(*options)
     batch = full_batch(recipe)
     gc.collect()
+    libc.malloc_trim(0)  # what the tests before this one freed, and the fork brought along, would be used first
     before = resident("VmRSS")
     trainer = open_trainer(recipe, folder, total_steps=5)
     if recipe.algo.kl_coef:
