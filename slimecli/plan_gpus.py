@@ -15,8 +15,7 @@ GPU_MEMORY = "memory of a GPU"
 
 def gpu_demand(recipe: Recipe, gpus: int) -> Demand:
     """What the run asks for where there are so many GPUs."""
-    group = group_size(recipe.megatron) if recipe.trainer.backend == "megatron" else 1
-    return demand_of(recipe, group, gpus)
+    return demand_of(recipe, group_size(recipe), gpus)
 
 
 def gpu_problems(recipe: Recipe, gpus: int) -> list[str]:

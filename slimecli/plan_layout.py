@@ -73,7 +73,7 @@ def check_topology(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Whether trainer and engines can be laid over GPUs as asked. How many there are only a cluster knows."""
     try:
-        group = group_size(recipe.megatron) if recipe.trainer.backend == "megatron" else 1
+        group = group_size(recipe)
     except (TypeError, ValueError):
         return  # told by the check of Megatron's arguments
     problem = demand_of(recipe, group, gpus=0).problem() if group > 0 else ""

@@ -20,6 +20,7 @@ from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.sync.stage import StagedWeights
 from slimecli.topology import servers_of
+from slimecli.trainers.megatron.layout import group_size
 
 _KNOCK_S = 5.0
 """how long a cluster may take to accept a connection (seconds)"""
@@ -35,7 +36,7 @@ class RayCluster:
         self._trainers: TrainerGroup | None = None
         self._reservation: Reservation | None = None
         self._started_ray = _start_ray(recipe)
-        self._demand = demand_of(recipe, _closest_group(recipe), _gpu_count())
+        self._demand = demand_of(recipe, group_size(recipe), _gpu_count())
         self.colocated = self._demand.colocate
         """trainer and engines share GPUs, and take turns"""
 
@@ -111,15 +112,6 @@ class RayCluster:
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
-
-
-def _closest_group(recipe: Recipe) -> int:
-    """Neighbouring ranks that exchange activations in every layer."""
-    if recipe.trainer.backend != "megatron":
-        return 1
-    from slimecli.trainers.megatron.layout import group_size
-
-    return group_size(recipe.megatron)
 
 
 def _gpu_count() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slimecli.model_specs import ModelSpec
+from slimecli.recipe import Recipe
 
 SIZES = {
     "tensor_model_parallel_size": "tp",
@@ -42,9 +43,11 @@ def without_layout(megatron: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in megatron.items() if field_name(k) not in (*SIZES, *_HOW)}
 
 
-def group_size(megatron: Mapping[str, Any]) -> int:
-    """Neighbouring ranks that exchange activations in every layer: tensor and context parallelism."""
-    sizes = {SIZES.get(field_name(k)): v for k, v in megatron.items()}
+def group_size(recipe: Recipe) -> int:
+    """Neighbouring ranks that exchange activations in every layer: Megatron's tensor and context parallelism."""
+    if recipe.trainer.backend != "megatron":
+        return 1
+    sizes = {SIZES.get(field_name(k)): v for k, v in recipe.megatron.items()}
     return int(sizes.get("tp", 1)) * int(sizes.get("cp", 1))
 
 
