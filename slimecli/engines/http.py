@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -246,6 +247,9 @@ def client_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="slime-http-client", daemon=True).start()
     return loop
+
+
+os.register_at_fork(after_in_child=client_loop.cache_clear)  # threads do not survive a fork: the loop would never turn
 
 
 def _reason(data: Any, status: int) -> str:

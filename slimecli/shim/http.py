@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import socket
 import threading
 from collections.abc import Coroutine, Mapping
@@ -68,6 +69,9 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="slime-plugin", daemon=True).start()
     return loop
+
+
+os.register_at_fork(after_in_child=_loop.cache_clear)  # its thread does not survive a fork
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import multiprocessing
 import socket
 
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from slimecli.engines import http
 from slimecli.errors import SlimeError
+from slimecli.shim import http as shim_http
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,18 @@ def test_a_slow_engine_is_left_in_peace(capsys):
 
     assert asyncio.run(scene()) == [[{"ok": 1}], [{"ok": 1}]]
     assert asked and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("loop", [http.client_loop, shim_http._loop])
+def test_a_forked_process_has_a_loop_that_turns(loop):
+    async def turn():
+        return 7
+
+    def answer():
+        return asyncio.run_coroutine_threadsafe(turn(), loop()).result(10)
+
+    assert answer() == 7
+    child = multiprocessing.get_context("fork").Process(target=answer)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
