@@ -26,9 +26,11 @@ EXAMPLES = [
 ]
 
 _CHUNK = 64
+_CHECKED = 256
+"""rows that a check tries unless told otherwise"""
 
 
-def check_reward(recipe: Recipe, data: str, limit: int = 256) -> dict[str, Any]:
+def check_reward(recipe: Recipe, data: str, limit: int = _CHECKED) -> dict[str, Any]:
     """Score gold, empty and garbled answers of a data file, twice each.
 
     Args:
@@ -50,16 +52,19 @@ def check_reward(recipe: Recipe, data: str, limit: int = 256) -> dict[str, Any]:
     return asyncio.run(proof.run(read_item(row, recipe.data, where) for where, row in rows))
 
 
-def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>") -> Iterator[Sample]:
+def score_lines(recipe: Recipe, lines: Iterable[bytes], source: str = "<stdin>", *, limit: int = 0) -> Iterator[Sample]:
     """Samples from JSON lines, scored, in order. A sample whose score failed has reward None and metadata.failure.
 
     With reward.group, neighbours of the same group_index are scored together.
+
+    Args:
+        limit: samples read, from the first; answers to the same prompt stay together. 0: all.
     """
     from slimecli.data_tools.rewards import load_reward
     from slimecli.rollout.args import HookArgs
 
     reward, args = load_reward(recipe.reward), HookArgs(recipe)
-    samples = _read_samples(lines, source)
+    samples = _first(_read_samples(lines, source), limit)
     with asyncio.Runner() as runner:
         if recipe.reward.group:
             for _, group in groupby(samples, key=lambda s: s.group_index):
@@ -88,6 +93,16 @@ def _read_samples(lines: Iterable[bytes], source: str) -> Iterator[Sample]:
                 raise DataError(
                     f"{source}:{number}:1: not a sample: {error}", "feed what slime rollout wrote"
                 ) from None
+
+
+def _first(samples: Iterator[Sample], limit: int) -> Iterator[Sample]:
+    """As many of them, and the rest of the last one's group: a rule or a scorer looks at whole groups."""
+    prompt = None
+    for place, sample in enumerate(samples):
+        if limit and place >= limit and _prompt_of(place, sample) != prompt:
+            return
+        prompt = _prompt_of(place, sample)
+        yield sample
 
 
 async def _score_chunk(reward: Any, args: Any, chunk: list[Sample]) -> None:
@@ -140,7 +155,10 @@ def cli(
     type_: Annotated[str, typer.Option("--type", metavar="NAME|FILE:FN", help="scorer; default: the recipe's")] = "",
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="rows that check tries; 0: all")] = 256,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=0, metavar="N", help="rows that check tries (256), samples to score (all); 0: all"),
+    ] = None,
     as_: AsOpt = "samples",
     list_: Annotated[bool, typer.Option("--list", help="built-in scorers")] = False,
     json_: JsonOpt = False,
@@ -157,9 +175,9 @@ def cli(
         refuse_idle(
             {"--as": as_ != "samples"}, "on check, which writes no samples", "slime reward --as ... < samples.jsonl"
         )
-        return _check(load_recipe(recipe, overrides), data, limit, json_)
+        return _check(load_recipe(recipe, overrides), data, _CHECKED if limit is None else limit, json_)
     if action == "score" or (not action and not sys.stdin.isatty()):
-        return _score(load_recipe(recipe, overrides), data, as_, said=bool(action))
+        return _score(load_recipe(recipe, overrides), data, as_, limit or 0, said=bool(action))
     raise UsageError(
         "say what to do" if action != "check" else "check needs a data file",
         "slime reward --list | slime reward check DATA | slime reward < samples.jsonl",
@@ -190,13 +208,13 @@ def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"type": name, "rows": found["rows"], "gold": "", "empty": "", "garbled": ""} | means | times
 
 
-def _score(recipe: Recipe, data: str, selection: str, *, said: bool) -> None:
+def _score(recipe: Recipe, data: str, selection: str, limit: int, *, said: bool) -> None:
     from collections import Counter
     from pathlib import Path
 
     from slimecli import console
     from slimecli.data_tools.selection import parse_selection
-    from slimecli.errors import PartialError, UsageError
+    from slimecli.errors import DataError, PartialError, UsageError
 
     chosen, left = parse_selection(selection), Counter[str]()
 
@@ -204,7 +222,7 @@ def _score(recipe: Recipe, data: str, selection: str, *, said: bool) -> None:
         raise UsageError(f"no file {data}", "slime reward score samples.jsonl, or feed them on stdin")
     with Path(data).open("rb") if data else sys.stdin.buffer as stream:
         total = failed = written = 0
-        scored = score_lines(recipe, stream, data or "<stdin>")
+        scored = score_lines(recipe, stream, data or "<stdin>", limit=limit)
         for _, group in groupby(enumerate(scored), key=lambda pair: _prompt_of(*pair)):
             members = [sample for _, sample in group]
             total += len(members)
@@ -214,6 +232,8 @@ def _score(recipe: Recipe, data: str, selection: str, *, said: bool) -> None:
                 written += 1
     if not total and not said:
         raise UsageError("say what to do: nothing came in on stdin", "slime reward --help")
+    if not total:
+        raise DataError(f"{data or '<stdin>'} has no samples", "feed what slime rollout wrote")
     console.note(f"{total} samples scored, {failed} failed")
     if written < total:
         why = ", ".join(f"{n} {reason}" for reason, n in sorted(left.items()) if n)

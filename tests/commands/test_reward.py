@@ -240,3 +240,27 @@ def test_scoring_again_mends_failed_scores_and_leaves_failed_answers(monkeypatch
     mended, left = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert mended["reward"] == 1.0 and "metadata" not in mended
     assert "reward" not in left and left["metadata"]["failure"] == "generation: lost"
+
+
+@pytest.mark.parametrize(("limit", "scored"), [(0, 9), (1, 3), (3, 3), (4, 6), (99, 9)])
+def test_score_takes_as_many_as_it_is_told_and_no_part_of_a_group(monkeypatch, capsys, limit, scored):
+    grouped = [Sample(index=i, group_index=i // 3, response="1", label="1").to_json() for i in range(9)]
+    feed(monkeypatch, "\n".join(grouped).encode())
+    assert slime("score", "--type", "exact", "--limit", limit) == 0
+    taken = capsys.readouterr()
+    assert len(taken.out.splitlines()) == scored and f"{scored} samples scored" in taken.err
+
+
+def test_score_of_single_samples_ends_at_the_limit(monkeypatch, capsys):
+    feed(monkeypatch, samples(*(("1", "1"),) * 300))
+    assert slime("score", "--type", "exact") == 0, "256 is for check"
+    assert len(capsys.readouterr().out.splitlines()) == 300
+    feed(monkeypatch, samples(*(("1", "1"),) * 3))
+    assert slime("score", "--type", "exact", "--limit", 2) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_no_samples_are_no_success(tmp_path, capsys):
+    (tmp_path / "none.jsonl").write_text("\n")
+    assert slime("score", tmp_path / "none.jsonl") == 4
+    assert "none.jsonl has no samples" in capsys.readouterr().err
