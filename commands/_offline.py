@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     import asyncio
 
     from slimecli.data_tools.selection import Selection
+    from slimecli.errors import DataError
     from slimecli.recipe import Recipe
     from slimecli.rollout.appended import AppendedFile
     from slimecli.session import Session
     from slimecli.types import Group, Sample
+
+
+BROKEN = "broken prompt"
+"""why rows are left out with data.skip_broken"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class _Row:
     """`chain` up to this row"""
     sample: Sample | None
     """None: not asked, as it is broken"""
+    broken: list[DataError]
+    """why it and the lines before it, back to the row before, cannot be read"""
 
 
 def rollout_file(
@@ -68,7 +75,7 @@ def rollout_file(
         shard: `i/n`: every n-th prompt from the i-th on.
 
     Returns: {"prompts", "samples", "written", "failed", "left": {reason: samples}, "out", "resumed_at"}.
-    Raises PartialError when answers failed.
+    Raises PartialError when answers failed, DataError when every prompt was left out as broken.
     """
     from slimecli import console
     from slimecli.commands._targets import open_target
@@ -128,13 +135,17 @@ def _answer(
 
     counts = Counter(file.counts if file else {})
     begun = file.rows if file else 0
+    trailing: list[DataError] = []
+    first: DataError | None = None
     with tempfile.TemporaryDirectory() as scratch:
         run = RunDir(Path(scratch))
         run.model_dir.parent.mkdir()
         run.model_dir.symlink_to(folder.resolve())
         with Session(run, recipe) as session:
-            rows = _rows(prompts, recipe, session.tokenizer, part, file, counts)
+            rows = _rows(prompts, recipe, session.tokenizer, part, file, trailing)
             for row, group in _groups(rows, session, folder):
+                first = first or next(iter(row.broken), None)
+                counts[f"left: {BROKEN}"] += len(row.broken)
                 counts["prompts"] += bool(group)
                 counts["samples"] += len(group)
                 counts["failed"] += sum(s.status is SampleStatus.FAILED for s in group)
@@ -150,15 +161,33 @@ def _answer(
                 for line in lines:
                     sys.stdout.write(line + "\n")
                 sys.stdout.flush()
-    dropped = {k.removeprefix("left: "): n for k, n in sorted(counts.items()) if k.startswith("left: ")}
+    counts[f"left: {BROKEN}"] += len(trailing)
+    _refuse_nothing(counts, first or next(iter(trailing), None))
+    dropped = {k.removeprefix("left: "): n for k, n in sorted(counts.items()) if n and k.startswith("left: ")}
     totals = {k: counts[k] for k in ("prompts", "samples", "written", "failed")}
     return {**totals, "left": dropped, "resumed_at": begun}
 
 
+def _refuse_nothing(counts: Counter[str], first: DataError | None) -> None:
+    """Doing nothing is no success: raise if there were prompts, and all of them were left out."""
+    from slimecli.errors import DataError
+
+    left = counts[f"left: {BROKEN}"]
+    if left and not counts["prompts"]:
+        told = f"; the first: {first.what}" if first is not None else ""
+        raise DataError(
+            f"every prompt was left out as broken ({left} of {left}){told}",
+            first.fix if first is not None else "see the prompts' columns and lengths",
+        )
+
+
 def _rows(
-    prompts: str, recipe: Recipe, tokenizer: Any, part: Shard, file: AppendedFile | None, counts: Counter[str]
+    prompts: str, recipe: Recipe, tokenizer: Any, part: Shard, file: AppendedFile | None, trailing: list[DataError]
 ) -> Iterator[_Row]:
-    """The rows that are still to be done, in order; those that `file` has are only compared with what they were."""
+    """The rows that are still to be done, in order; those that `file` has are only compared with what they were.
+
+    Broken lines belong to the row after them; those behind the last row end up in `trailing`.
+    """
     import orjson
 
     from slimecli.data_tools.formats import placed_rows, read_lines
@@ -166,11 +195,19 @@ def _rows(
     from slimecli.errors import DataError, UsageError
     from slimecli.rollout.appended import NO_ROWS, chain
 
-    named = read_lines(sys.stdin.buffer, "<stdin>") if prompts == "-" else placed_rows(prompts)
+    broken: list[DataError] = []
+    on_broken = broken.append if recipe.data.skip_broken else None
+    named = (
+        read_lines(sys.stdin.buffer, "<stdin>", on_broken)
+        if prompts == "-"
+        else placed_rows(prompts, on_broken=on_broken)
+    )
     digest, done = NO_ROWS, file.rows if file else 0
     number = -1
     for number, (where, raw) in enumerate(named):
         digest = chain(digest, orjson.dumps(raw, option=orjson.OPT_SORT_KEYS, default=str))
+        before = broken[:]
+        broken.clear()
         if number < done:
             if number == done - 1 and file is not None and digest != file.digest:
                 break
@@ -180,11 +217,13 @@ def _rows(
         sample = None
         try:
             sample = as_asked(raw, recipe.data, tokenizer, where)
-        except DataError:
+        except DataError as error:
             if not recipe.data.skip_broken:
                 raise
-            counts["left: broken prompt"] += 1
-        yield _Row(number, digest, sample)
+            before.append(error)
+        yield _Row(number, digest, sample, before)
+    if part.has(number + 1):
+        trailing += broken
     if number < done - 1 or (done and number == done - 1 and file is not None and digest != file.digest):
         raise UsageError(
             f"the prompts are not those that {file.path if file else ''} was begun with (compared up to row {done})",

@@ -68,14 +68,36 @@ def placed_rows(
     """
     place, wanted = split_slice(path)
     seen: Counter[str] = counts if counts is not None else Counter()
-    rows = itertools.chain.from_iterable(_file_rows(file, seen, on_broken) for file in data_files(place))
+    broken: list[DataError] = []
+    tell = _noting(on_broken, broken)
+    rows = itertools.chain.from_iterable(_file_rows(file, seen, tell) for file in data_files(place))
     empty = True
     for placed in _take(rows, wanted):
         empty = False
         yield placed
     if empty:
-        what = f"{path} selects no rows" if wanted != slice(None) else f"{place} has no rows"
-        raise DataError(what, "check how the file was made; each line must be one JSON object")
+        raise _no_rows(f"{path} selects no rows" if wanted != slice(None) else f"{place} has no rows", broken)
+
+
+def _noting(
+    on_broken: Callable[[DataError], None] | None, broken: list[DataError]
+) -> Callable[[DataError], None] | None:
+    """The same, with the first error kept in `broken`."""
+    if on_broken is None:
+        return None
+
+    def tell(error: DataError) -> None:
+        if not broken:
+            broken.append(error)
+        on_broken(error)
+
+    return tell
+
+
+def _no_rows(what: str, broken: list[DataError]) -> DataError:
+    if broken:
+        return DataError(f"{what}: what was read is broken; the first: {broken[0].what}", broken[0].fix)
+    return DataError(what, "check how the file was made; each line must be one JSON object")
 
 
 def data_files(place: Path) -> list[Path]:
@@ -143,25 +165,42 @@ def _jsonl_rows(file: Path, counts: Counter[str], on_broken: Callable[[DataError
             if not raw.strip():
                 counts["blank"] += 1
                 continue
-            try:
-                row = parse_line(raw, f"{file}:{number}")
-            except DataError as error:
-                if on_broken is None:
-                    raise
-                on_broken(error)
-                continue
-            yield f"{file}:{number}", row
+            row = _row_of(raw, f"{file}:{number}", on_broken)
+            if row is not None:
+                yield f"{file}:{number}", row
 
 
-def read_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Row]]:
-    """Yield ("name:line", row) for JSON lines that come from anywhere; raises at the first broken one."""
-    place = ""
+def _row_of(raw: bytes, where: str, on_broken: Callable[[DataError], None] | None) -> Row | None:
+    """One JSON line -> dict; None for a broken one that `on_broken` was told of."""
+    try:
+        return parse_line(raw, where)
+    except DataError as error:
+        if on_broken is None:
+            raise
+        on_broken(error)
+        return None
+
+
+def read_lines(
+    lines: Iterable[bytes], name: str, on_broken: Callable[[DataError], None] | None = None
+) -> Iterator[Placed]:
+    """Yield ("name:line", row) for JSON lines that come from anywhere.
+
+    Args:
+        on_broken: called for a broken line, which is then left out; None raises at the first one.
+
+    Raises DataError also when nothing is left to yield.
+    """
+    empty = True
+    broken: list[DataError] = []
+    tell = _noting(on_broken, broken)
     for number, raw in enumerate(lines, 1):
-        if raw.strip():
-            place = f"{name}:{number}"
-            yield place, parse_line(raw, place)
-    if not place:
-        raise DataError(f"{name} has no rows", "write one JSON object a line")
+        row = _row_of(raw, f"{name}:{number}", tell) if raw.strip() else None
+        if row is not None:
+            empty = False
+            yield f"{name}:{number}", row
+    if empty:
+        raise _no_rows(f"{name} has no rows", broken)
 
 
 def parse_line(raw: bytes, where: str) -> Row:

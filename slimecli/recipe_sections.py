@@ -105,7 +105,7 @@ class DataSection(Section):
     max_prompt_tokens: int = Field(1024, gt=0)
     """longer prompts are dropped by prepare-data, and counted (tokens)"""
     skip_broken: bool = False
-    """prepare-data leaves out rows that cannot be read, and counts them; false: it stops at the first"""
+    """prepare-data and offline rollout leave out rows that cannot be read, and count them; false: stop at the first"""
     shuffle: bool = True
     """new seeded order every epoch; false: file order"""
 

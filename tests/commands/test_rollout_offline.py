@@ -151,6 +151,44 @@ def test_a_broken_prompt_is_named_after_what_came_before_it(place):
     assert long.code == 4 and "prompts.jsonl:1: the prompt has" in long.err
 
 
+def test_broken_lines_are_left_out_and_counted_once_by_every_shard_and_after_a_kill(place):
+    good = '{"prompt": "a", "label": "x"}\n'
+    (place / "torn.jsonl").write_text(f"{{torn\n{good}[1]\n{good}{{}}\n{good}{{torn")
+    call = words("--prompts", "torn.jsonl", "--json", sets=("data.skip_broken=true",))
+    assert slime(*words("--prompts", "torn.jsonl"), folder=place).code == 4, "unless it is told to"
+    parts = [json.loads(succeed(*call, "--shard", f"{i}/2", "--out", f"t{i}.jsonl", folder=place).out) for i in (1, 2)]
+    assert [part["left"]["broken prompt"] for part in parts] == [3, 1], "lines with the row after them"
+    assert sum(part["prompts"] for part in parts) == 3
+    while (ended := slime(*call, "--out", "t.jsonl", folder=place, kill_at=5)).code == -9:
+        pass
+    assert json.loads(ended.out)["left"] == {"broken prompt": 4} and json.loads(ended.out)["prompts"] == 3
+    again = json.loads(succeed(*call, "--out", "t.jsonl", folder=place).out)
+    assert again["left"] == {"broken prompt": 4}, "and are not counted again"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '{"promt": "a"}\n{"promt": "b"}\n',
+            "every prompt was left out as broken (2 of 2); the first: none.jsonl:1: no",
+        ),
+        ("{torn\n", "none.jsonl has no rows: what was read is broken; the first: none.jsonl:1:2: not valid JSON"),
+        ("\n", "none.jsonl has no rows"),
+    ],
+)
+def test_leaving_every_prompt_out_is_no_success(place, text, expected):
+    (place / "none.jsonl").write_text(text)
+    ended = slime(*words("--prompts", "none.jsonl", sets=("data.skip_broken=true",)), folder=place)
+    assert ended.code == 4 and ended.out == "" and expected in ended.err, ended.err
+    call = words("--prompts", "none.jsonl", "--out", "none.out.jsonl", sets=("data.skip_broken=true",))
+    assert [slime(*call, folder=place).code for _ in range(2)] == [4, 4], "nor the second time"
+    for made in (place / "none.out.jsonl", place / ".none.out.jsonl.progress.json"):
+        made.unlink(missing_ok=True)
+    with_stdin = slime(*words("--prompts", "-", sets=("data.skip_broken=true",)), folder=place, stdin=text.encode())
+    assert with_stdin.code == 4 and expected.replace("none.jsonl", "<stdin>") in with_stdin.err
+
+
 def test_a_server_that_is_not_there_or_goes_away_is_told_at_once(place, monkeypatch, capsys, caplog):
     from slimecli.engines.embedded.engine import EmbeddedEngine
     from slimecli.engines.embedded.server import start_server_thread
