@@ -12,7 +12,16 @@ import orjson
 from aiohttp import web
 
 from slimecli.agents.chat import Answer, Ask, Chat, Pending
-from slimecli.agents.wire import SESSION_HEADER, json_or_text, plain_text, session_of
+from slimecli.agents.wire import (
+    SESSION_HEADER,
+    Shapes,
+    check_function,
+    check_kinds,
+    json_or_text,
+    objects,
+    plain_text,
+    session_of,
+)
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import Handler, body, reply
 from slimecli.errors import SlimeError, nearest
@@ -26,6 +35,7 @@ _SAMPLING = {
     "max_tokens": "max_new_tokens",
 }
 """Anthropic's name -> the engine's"""
+_KINDS: Shapes = {"stop_sequences": (list,), "stream": (bool,), "thinking": (dict,), "tool_choice": (dict,)}
 _OWN = {
     "model", "messages", "system", "tools", "tool_choice", "stream", "metadata", "thinking", "session_id",
     "service_tier", "betas", "context_management", "output_config", "container",
@@ -65,6 +75,7 @@ def ask_of(data: dict[str, Any], session: str = "") -> Ask:
     for key, value in data.items():
         if key not in known and value not in (None, False, "", [], {}):
             raise BadRequest(f"parameter {key!r} is not known to this engine{nearest(key, known)}")
+    check_kinds(data, _KINDS)
     stated = data.get("messages")
     if not isinstance(stated, list) or not stated or not all(isinstance(m, dict) for m in stated):
         raise BadRequest("messages must be a list of objects with role and content")
@@ -75,7 +86,7 @@ def ask_of(data: dict[str, Any], session: str = "") -> Ask:
     kind = str(choice.get("type") or "auto")
     return Ask(
         messages=messages,
-        tools=[_tool(t) for t in data.get("tools") or []],
+        tools=[_tool(t) for t in objects(data.get("tools"), "tools")],
         tool_choice={"any": "required", "tool": str(choice.get("name") or "")}.get(kind, kind),
         parallel=not choice.get("disable_parallel_tool_use"),
         params={ours: data[theirs] for theirs, ours in _SAMPLING.items() if data.get(theirs) is not None},
@@ -92,8 +103,9 @@ def _text(content: Any) -> str:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if "input_schema" not in tool:
         raise BadRequest(f"tool {tool.get('name')!r} has no input_schema: only tools that the client runs are known")
+    check_function(tool, "input_schema")
     function = {
-        "name": tool.get("name"),
+        "name": tool["name"],
         "description": tool.get("description") or "",
         "parameters": tool["input_schema"],
     }
@@ -111,7 +123,7 @@ def _messages(item: Message) -> list[Message]:
     calls: list[dict[str, Any]] = []
     found: list[Message] = []
     thinking = ""
-    for part in content:
+    for part in objects(content, "content"):
         kind = part.get("type")
         if kind == "tool_result":
             found.append(

@@ -14,10 +14,20 @@ from aiohttp import web
 
 from slimecli.agents.chat import Answer, Ask, Chat, Pending, stable_text
 from slimecli.agents.text_engine import TextEngine
-from slimecli.agents.wire import SESSION_HEADER, json_or_text, plain_text, session_of
+from slimecli.agents.wire import (
+    SESSION_HEADER,
+    Shapes,
+    check_function,
+    check_kinds,
+    json_or_text,
+    objects,
+    plain_text,
+    session_of,
+)
 from slimecli.engines.embedded.generation import send_events
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import Handler, body, reply
+from slimecli.engines.embedded.text import RESERVED
 from slimecli.errors import nearest
 from slimecli.types import Message
 
@@ -29,6 +39,12 @@ _SAMPLING = {
     "no_stop_trim": "no_stop_trim", "logit_bias": "logit_bias",
 }  # fmt: skip
 """OpenAI's name -> the engine's"""
+_KINDS: Shapes = {
+    "chat_template_kwargs": (dict,), "logprobs": (bool, int), "parallel_tool_calls": (bool,),
+    "response_format": (dict,), "rid": (str,), "separate_reasoning": (bool,), "stop": (str, list),
+    "stream": (bool,), "stream_options": (dict,), "tool_choice": (str, dict), "top_logprobs": (int,),
+}  # fmt: skip
+"""what is taken apart here; numbers are the engine's to check"""
 _OWN = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "stream_options", "logprobs",
     "top_logprobs", "tools", "chat_template_kwargs", "rid", "user", "echo", "suffix", "tool_choice", "metadata",
@@ -87,6 +103,7 @@ def _call(engine: TextEngine, data: dict[str, Any], *, chat: bool) -> Call:
     for key, value in data.items():
         if key not in known and value not in (None, False, "", [], {}):
             raise BadRequest(f"parameter {key!r} is not known to this engine{nearest(key, known)}")
+    check_kinds(data, _KINDS)
     if data.get("echo") or data.get("suffix"):
         raise BadRequest("echo and suffix are not known to this engine")
     if (data.get("response_format") or {}).get("type", "text") != "text":
@@ -103,7 +120,8 @@ def _call(engine: TextEngine, data: dict[str, Any], *, chat: bool) -> Call:
 
 def _params(data: dict[str, Any]) -> dict[str, Any]:
     params = {ours: data[theirs] for theirs, ours in _SAMPLING.items() if data.get(theirs) is not None}
-    params["max_new_tokens"] = data.get("max_completion_tokens") or data.get("max_tokens")
+    limits = (data.get("max_completion_tokens"), data.get("max_tokens"))
+    params["max_new_tokens"] = next((limit for limit in limits if limit is not None), None)
     return params
 
 
@@ -114,19 +132,25 @@ def ask_of(data: dict[str, Any], session: str = "") -> Ask:
         raise BadRequest("messages must be a list of objects with role and content")
     choice = data.get("tool_choice") or "auto"
     if isinstance(choice, dict):
-        choice = str((choice.get("function") or {}).get("name") or "")
+        check_function(choice.get("function"), "parameters")
+        choice = choice["function"]["name"]
+    tools = objects(data.get("tools"), "tools")
+    for tool in tools:
+        check_function(tool.get("function", tool), "parameters")
+    template = {k: data[k] for k in ("reasoning_effort",) if data.get(k)} | (data.get("chat_template_kwargs") or {})
+    if reserved := sorted(RESERVED & set(template)):
+        raise BadRequest(f"chat_template_kwargs: {reserved[0]} is not the caller's to set")
     return Ask(
         messages=[template_message(m) for m in messages],
-        tools=list(data.get("tools") or []),
+        tools=tools,
         tool_choice=choice,
         parallel=data.get("parallel_tool_calls") is not False,
         params=_params(data),
-        template={k: data[k] for k in ("reasoning_effort",) if data.get(k)}
-        | dict(data.get("chat_template_kwargs") or {}),
+        template=template,
         logprobs=data.get("logprobs") not in (None, False),
-        top_logprobs=int(data.get("top_logprobs") or 0),
+        top_logprobs=data.get("top_logprobs") or 0,
         think=bool(data.get("separate_reasoning")),
-        rid=str(data.get("rid") or ""),
+        rid=data.get("rid") or "",
         session=session,
     )
 
@@ -136,17 +160,19 @@ def template_message(message: Message) -> Message:
     kept = {
         k: v for k, v in message.items() if k not in ("tool_calls", "refusal", "annotations", "audio") and v is not None
     }
+    if not isinstance(message.get("role"), str):
+        raise BadRequest(f"a message has no role: {json.dumps(message)[:200]}")
     kept["content"] = plain_text(message.get("content"))
     if kept.get("role") == "developer":
         kept["role"] = "system"
-    if calls := message.get("tool_calls"):
+    if calls := objects(message.get("tool_calls"), "tool_calls"):
         kept["tool_calls"] = [_template_call(c) for c in calls]
     return kept
 
 
 def _template_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    if not function.get("name"):
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"a tool call has no function name: {json.dumps(call)[:200]}")
     arguments = function.get("arguments") or {}
     return {
@@ -159,7 +185,8 @@ def _template_call(call: dict[str, Any]) -> dict[str, Any]:
 def _payload(engine: TextEngine, data: dict[str, Any]) -> dict[str, Any]:
     """A /v1/completions request for /generate. OpenAI's budget is 16 there."""
     params = _params(data)
-    params["max_new_tokens"] = params["max_new_tokens"] or 16
+    if params["max_new_tokens"] is None:
+        params["max_new_tokens"] = 16
     payload = {
         "input_ids": _prompt_ids(engine, data.get("prompt")),
         "sampling_params": params,

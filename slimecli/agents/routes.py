@@ -10,6 +10,7 @@ from slimecli.agents import anthropic, openai
 from slimecli.agents.chat import Chat
 from slimecli.agents.conversation import Conversation, Sessions
 from slimecli.agents.text_engine import TextEngine
+from slimecli.agents.wire import check_kinds, session_name
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import Handler, body, reply
 from slimecli.types import Sample
@@ -54,9 +55,8 @@ def session_routes(sessions: Sessions) -> list[Route]:
     async def begin(request: web.Request) -> web.Response:
         data = _checked(await body(request), {"id", "session_id", "group", "label", "metadata"})
         base = Sample(label=_label(data), metadata=dict(data.get("metadata") or {}))
-        session = sessions.open(
-            str(data.get("id") or data.get("session_id") or ""), group=str(data.get("group") or ""), base=base
-        )
+        name = session_name(data.get("id") or data.get("session_id"))
+        session = sessions.open(name, group=str(data.get("group") or ""), base=base)
         return reply(_told(session))
 
     async def every(request: web.Request) -> web.Response:
@@ -106,6 +106,7 @@ def _checked(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
     for key in data:
         if key not in known:
             raise BadRequest(f"{key!r} is not known here; known: {', '.join(sorted(known))}")
+    check_kinds(data, {"metadata": (dict,)})
     return data
 
 

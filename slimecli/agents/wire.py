@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +13,48 @@ from slimecli.engines.embedded.request import BadRequest
 SESSION_HEADER = "x-session-id"
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """a router's name for the same thing"""
+
+
+MAX_SESSION_ID = 512
+"""longest name of a session (characters): it is sent back as a header"""
+Shapes = Mapping[str, tuple[type, ...]]
+"""parameter -> the kinds of JSON it may be"""
+_SAID = {str: "text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
+
+
+def check_kinds(data: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse, by name, a parameter of another kind than its own. One that is absent or null says nothing."""
+    for key, kinds in shapes.items():
+        value = data.get(key)
+        wrong = isinstance(value, bool) and bool not in kinds  # True is an int to Python
+        if value is not None and (wrong or not isinstance(value, kinds)):
+            raise BadRequest(f"{key} = {_short(value)} must be {' or '.join(_SAID[k] for k in kinds)}")
+
+
+def objects(value: Any, what: str) -> list[dict[str, Any]]:
+    """A list of objects; None is an empty one."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRequest(f"{what} must be a list of objects, not {_short(value)}")
+    return value
+
+
+def check_function(function: Any, schema: str) -> None:
+    """A tool's name and the schema of its parameters.
+
+    Args:
+        schema: what the protocol calls it.
+    """
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
+        raise BadRequest(f"a tool is an object with a name, not {_short(function)}")
+    stated = function.get(schema) or {}
+    if not isinstance(stated, dict) or not isinstance(stated.get("properties") or {}, dict):
+        raise BadRequest(f"tool {name!r}: {schema} must be a JSON schema, an object with properties")
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:200]
 
 
 def bearer(request: web.Request) -> str:
@@ -32,7 +75,15 @@ def session_of(request: web.Request, data: dict[str, Any], key_is_session: bool)
         or data.get("user")
         or metadata.get("user_id")
     )
-    return str(found or "")
+    return session_name(found)
+
+
+def session_name(stated: Any) -> str:
+    """A session's name, as it can be sent in a header; empty: there is none."""
+    name = str(stated or "")
+    if len(name) > MAX_SESSION_ID or not name.isprintable():
+        raise BadRequest(f"a session's name is at most {MAX_SESSION_ID} printable characters, not {name[:80]!r}")
+    return name
 
 
 def plain_text(content: Any) -> str:
@@ -48,7 +99,9 @@ def plain_text(content: Any) -> str:
         if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text", "output_text"):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise BadRequest(f"a content part of type {kind!r} is not known to this engine: it reads text")
-        texts.append(str(part.get("text", "")))
+        if not isinstance(part.get("text"), str):
+            raise BadRequest(f"a content part has no text: {_short(part)}")
+        texts.append(part["text"])
     return "".join(texts)
 
 

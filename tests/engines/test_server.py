@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import logging
 import subprocess
@@ -81,12 +82,32 @@ def test_status_calls(engine):
         ("/pause_generation", b'{"mode": "nap"}', 400, "unknown pause mode"),
         ("/update_weights_from_disk", b'{"model_path": "/nope"}', 400, "is not a folder"),
         ("/release_memory_occupation", b'{"tags": ["kv"]}', 400, "unknown memory tag"),
+        ("/release_memory_occupation", b'{"tags": 5}', 400, "tags"),
+        ("/tokenize", b'{"prompt": [5]}', 400, "give prompt"),
+        ("/generate", b'{"text": "a", "sampling_params": {"stop": 7}}', 400, "stop"),
+        ("/generate", b'{"text": "a", "return_logprob": true, "top_logprobs_num": "q"}', 400, "top_logprobs_num"),
+        ("/generate", b'{"text": "a", "sampling_params": {"logit_bias": {"5": 1e300}}}', 400, "logit_bias"),
+        ("/v1/completions", b'{"prompt": "a", "logprobs": "x"}', 400, "logprobs"),
     ],
 )
 def test_errors_have_a_reason_and_no_traceback(engine, path, body, status, reason):
     code, text = http(engine, path, raw=body)
     message = json.loads(text)["error"]["message"]
     assert code == status and reason in message and "Traceback" not in text
+
+
+def test_a_request_that_makes_no_sense_costs_the_others_nothing(engine):
+    """What is wrong in one request is found before it shares a batch with anybody."""
+    long = {"text": "What is", "sampling_params": {"max_new_tokens": 200, "ignore_eos": True, "temperature": 0}}
+    wrong = {"text": "a", "return_logprob": True, "top_logprobs_num": -1, "sampling_params": {"max_new_tokens": 2}}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        other = pool.submit(http, engine, "/generate", long)
+        while not json.loads(http(engine, "/v1/loads")[1])["num_running_reqs"]:
+            assert not other.done()
+        status, told = http(engine, "/generate", wrong)
+        assert not other.done() and status == 400 and "top_logprobs_num" in told
+        status, answer = other.result()
+    assert status == 200 and json.loads(answer)["meta_info"]["completion_tokens"] == 200
 
 
 def test_generate_streams_what_it_would_have_said(engine):
@@ -162,6 +183,8 @@ def test_api_key_and_used_port(models):
     try:
         assert http(own, "/server_info")[0] == 401 and http(own, "/health")[0] == 200
         assert http(own, "/server_info", headers={"Authorization": "Bearer s3cret"})[0] == 200
+        for name in ("Authorization", "x-api-key"):
+            assert http(own, "/server_info", headers={name: "s3cret\xff"})[0] == 401, "any bytes may stand in a header"
         client = HttpEngine(own.url, timeout_s=20, api_key="s3cret")
         assert asyncio.run(client.info())["slots"] == 2
         asyncio.run(client.close())

@@ -197,6 +197,8 @@ async def _mark(engine: EmbeddedEngine) -> dict[str, Any]:
 def _memory_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
     async def tags(request: web.Request) -> tuple[str, ...]:
         given = (await body(request)).get("tags")
+        if not isinstance(given, list | None):
+            raise BadRequest(f"tags = {given!r} must be a list", f"use {', '.join(TAGS)}")
         names = tuple(TAGS if given is None else given)
         unknown = [t for t in names if t not in TAGS]
         if unknown:

@@ -115,7 +115,7 @@ def _info_routes(engine: EmbeddedEngine) -> list[tuple[str, str, Handler]]:
     async def tokenize(request: web.Request) -> web.Response:
         payload = await body(request)
         texts = payload.get("prompt", payload.get("text"))
-        if not isinstance(texts, str | list):
+        if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(t, str) for t in texts)):
             raise BadRequest("give prompt: a string or a list of strings")
         many = [engine.codec.encode(t) for t in ([texts] if isinstance(texts, str) else texts)]
         counts = [len(ids) for ids in many]

@@ -12,6 +12,8 @@ from slimecli.errors import UsageError, nearest
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default"""
+LARGEST_BIAS = 1e30
+"""of a logit: what is added stays a number in 16 bits too"""
 
 
 class BadRequest(UsageError):
@@ -200,8 +202,8 @@ def _number(key: str, value: Any) -> float | int:
 
 
 def _strings(value: Any) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else list(value or [])
-    if not all(isinstance(s, str) for s in found):
+    found = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(found, list | tuple) or not all(isinstance(s, str) for s in found):
         raise BadRequest(f"sampling parameter stop = {value!r} must be a string or a list of strings")
     return tuple(s for s in found if s)
 
@@ -221,6 +223,8 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
         raise BadRequest(f"logit_bias = {value!r} must map token ids to numbers") from None
     if not all(0 <= k < vocab for k, _ in pairs):
         raise BadRequest(f"logit_bias names a token id outside 0..{vocab - 1}")
+    if not all(abs(v) <= LARGEST_BIAS for _, v in pairs):
+        raise BadRequest(f"logit_bias = {value!r} goes beyond {LARGEST_BIAS:g}")
     return pairs
 
 
@@ -278,7 +282,7 @@ def parse_generate(payload: Mapping[str, Any], limits: Limits, encode: Callable[
         ask.samplings.extend(numbered(sampling, n))
         ask.return_logprob.extend([bool(flags[i])] * n)
         ask.logprob_start.extend([_start(starts[i], len(prompt)) if flags[i] else -1] * n)
-        ask.top_logprobs.extend([int(tops[i] or 0) if flags[i] else 0] * n)
+        ask.top_logprobs.extend([_count("top_logprobs_num", tops[i]) if flags[i] else 0] * n)
     return Ask(**{**ask.__dict__, "single": single and not many})
 
 
@@ -302,6 +306,14 @@ def _spread(payload: Mapping[str, Any], key: str, default: Any, count: int) -> l
             raise BadRequest(f"{len(value)} values of {key} for {count} prompts")
         return value
     return [default if value is None else value] * count
+
+
+def _count(key: str, value: Any) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or value < 0:
+        raise BadRequest(f"{key} = {value!r} is no count")
+    return int(value)
 
 
 def _rids(value: Any, count: int, single: bool) -> list[str]:

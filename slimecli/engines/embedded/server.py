@@ -39,7 +39,10 @@ def failure(message: str, status: int) -> web.Response:
 
 async def body(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request; empty when there is none."""
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body cannot be read: {error}") from None
     if not raw:
         return {}
     try:
@@ -88,7 +91,8 @@ def web_app(routes: list[tuple[str, str, Handler]], *, api_key: str = "") -> web
 def _has_key(request: web.Request, api_key: str) -> bool:
     """Whether a request shows the key, as a bearer token or, as Anthropic's clients do, in x-api-key."""
     given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(given.encode(), api_key.encode())
+    # a header may hold any bytes: aiohttp hands on those that are no text as surrogates
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), api_key.encode())
 
 
 def build_app(engine: EmbeddedEngine, *, api_key: str = "", allow_pickle: bool = False) -> web.Application:

@@ -9,6 +9,15 @@ import torch
 
 from slimecli.engines.embedded.request import BadRequest
 
+RESERVED = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+        "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
+        "tokenizer_kwargs", "tools", "truncation",
+    }
+)  # fmt: skip
+"""arguments of apply_chat_template, not variables of a template: a template is a program, and the model's alone runs"""
+
 
 class TextCodec:
     """Text to ids and back; without a tokenizer, ids only."""

@@ -248,7 +248,8 @@ def build_app(gateway: Gateway) -> web.Application:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if key and request.path not in OPEN_PATHS and not hmac.compare_digest(given.encode(), key.encode()):
+        shown = given.encode("utf-8", "surrogateescape")  # a header may hold any bytes
+        if key and request.path not in OPEN_PATHS and not hmac.compare_digest(shown, key.encode()):
             return failure("wrong or missing API key", 401)
         try:
             return await handler(request)

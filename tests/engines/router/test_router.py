@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -174,6 +175,8 @@ def test_a_stream_that_breaks_does_not_look_finished(engines, router):
 def test_the_router_asks_for_its_key_and_keeps_it_off_the_command_line(engines, router, ask):
     front = router(engines(1), api_key="s3cret")
     assert [s for s, _ in ask(front.url, [payload(1)])] == [401]
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # any bytes may stand in a header
+        urllib.request.urlopen(urllib.request.Request(front.url + "/generate", b"{}", {"Authorization": "s3cret\xff"}))
     assert [s for s, _ in ask(front.url, [payload(1)], headers={"Authorization": "Bearer s3cret"})] == [200]
     assert urllib.request.urlopen(front.url + "/health").status == 200
     assert b"s3cret" not in Path(f"/proc/{front.pid}/cmdline").read_bytes()

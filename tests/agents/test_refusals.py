@@ -1,0 +1,87 @@
+"""Requests that make no sense are refused by name: 400 and a reason, never a failure of the server."""
+
+import pytest
+
+from slimecli.agents.server import AgentServer
+from tests.agents.scripted import WEATHER, http, scripted
+
+USER = {"role": "user", "content": "Weather?"}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
+OPENAI = [
+    ({"stop": 5}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"top_logprobs": "a", "logprobs": True}, "top_logprobs"),
+    ({"tools": "f"}, "tools"),
+    ({"tools": [{}]}, "a tool is an object with a name"),
+    ({"tools": [{"type": "function", "function": 5}]}, "a tool is an object with a name"),
+    ({"tools": [{"function": {"name": "f", "parameters": "x"}}]}, "'f': parameters must be a JSON schema"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"properties": [1]}}}]}, "'f': parameters"),
+    ({"tools": [FUNCTION], "tool_choice": [1]}, "tool_choice"),
+    ({"tools": [FUNCTION], "tool_choice": {"function": 5}}, "a tool is an object with a name"),
+    ({"stream": "no"}, "stream"),
+    ({"stream_options": "x"}, "stream_options"),
+    ({"response_format": "json"}, "response_format"),
+    ({"chat_template_kwargs": ["a"]}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "messages is not the caller's to set"),
+    ({"rid": ["a", "b"]}, "rid"),
+    ({"messages": [{"content": "x"}]}, "role"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, "no text"),
+    ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "no function name"),
+    ({"session_id": "a\r\nX-Other: 1"}, "a session's name"),
+    ({"session_id": "a" * 9000}, "a session's name"),
+]
+ANTHROPIC = [
+    ({"tools": "x"}, "tools"),
+    ({"tools": [5]}, "tools"),
+    ({"tools": [{"name": "f", "input_schema": 5}]}, "'f': input_schema"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"thinking": "x"}, "thinking"),
+    ({"stop_sequences": 5}, "stop_sequences"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "content"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    _, text = scripted(tmp_path_factory.mktemp("model"))
+    own = AgentServer(text)
+    own.sessions.strict = False
+    yield own
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "named"),
+    [("chat/completions", *case) for case in OPENAI] + [("messages", *case) for case in ANTHROPIC],
+)
+def test_what_makes_no_sense_is_refused_by_name(server, path, wrong, named):
+    status, told, _ = http(f"{server.url}/v1/{path}", {"messages": [USER], "max_tokens": 5, **wrong})
+    assert status == 400 and named in told["error"]["message"], told
+
+
+def test_a_caller_cannot_bring_a_template(server):
+    """A template is a program: a caller's would run on the server, for as long as it likes."""
+    ask = {"messages": [USER], "chat_template_kwargs": {"chat_template": "{{ messages }}"}}
+    status, told, _ = http(f"{server.url}/v1/chat/completions", ask)
+    assert status == 400 and "chat_template is not the caller's to set" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"metadata": 5}, {"id": "a\nb"}, {"grp": "x"}])
+def test_a_session_that_makes_no_sense_is_not_opened(server, wrong):
+    before = len(server.sessions)
+    assert http(f"{server.url}/sessions", wrong)[0] == 400 and len(server.sessions) == before
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget"), [({"max_tokens": 0}, 0), ({"max_completion_tokens": 3, "max_tokens": 9}, 3)]
+)
+def test_a_budget_of_nothing_is_not_all_there_is(tmp_path, limits, budget):
+    own, text = scripted(tmp_path, ("", {"type": "length", "length": budget}))
+    other = AgentServer(text)
+    other.sessions.strict = False
+    try:
+        assert http(f"{other.url}/v1/chat/completions", {"messages": [USER], "tools": [WEATHER], **limits})[0] == 200
+    finally:
+        other.close()
+    assert own.asked[0]["sampling_params"]["max_new_tokens"] == budget
