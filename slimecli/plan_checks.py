@@ -15,10 +15,11 @@ from slimecli.plan_algo import check_algorithm, check_distillation
 from slimecli.plan_layout import check_megatron, check_placement, check_router, check_sglang, check_topology
 from slimecli.plan_reward import check_reward
 from slimecli.plan_rollout import check_rollout
+from slimecli.plan_source import check_source
 from slimecli.plan_spec import model_spec
 from slimecli.plan_tools import check_tools
 from slimecli.recipe import Recipe
-from slimecli.recipe_sections import CurriculumSection, ModelSection
+from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
 
@@ -128,7 +129,7 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield "`data.source_args` is given without `data.source`"
     if data.demonstration_args and not data.demonstrations:
         yield "`data.demonstration_args` is given without `data.demonstrations`"
-    yield from _check_curriculum(recipe)
+    yield from check_source(recipe)
     named = {"data.train": "" if data.is_live else data.train, "sft.data": recipe.sft.data}
     named |= {f"eval.sets.{name}": settings.path for name, settings in recipe.eval.sets.items()}
     bad = {field: problem for field, text in named.items() if text and (problem := file_problem(field, text))}
@@ -138,24 +139,6 @@ def check_data(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     for field, text in named.items():
         if field.startswith("eval.sets.") and field not in bad and count_rows(text) == 0:
             yield f"`{field}` = {text!r} has no rows"
-
-
-def _check_curriculum(recipe: Recipe) -> Iterator[str]:
-    curriculum = recipe.data.curriculum
-    given = [name for name in ("levels", "auto_levels", "key") if getattr(curriculum, name)]
-    for name in ("rate", "floor") if not given else ():
-        if getattr(curriculum, name) != getattr(CurriculumSection(), name):
-            yield f"`data.curriculum.{name}` has no effect without levels: set `auto_levels`, `levels` or `key`"
-    if given == ["key"] and recipe.data.source and curriculum.key != "source_name":
-        yield f"`data.curriculum.key` = {curriculum.key!r}: rows of `data.source` carry no such level"
-    if len(given) > 1:
-        yield f"`data.curriculum` has {' and '.join(given)}: keep one of them"
-    if given and given[0] != "key" and not recipe.data.source:
-        yield f"`data.curriculum.{given[0]}` needs `data.source`; for a file: `data.curriculum.key`"
-    if given and recipe.data.mix:
-        yield "`data.curriculum` and `data.mix` both decide which prompts come; keep one"
-    if given and recipe.rollout.data_source:
-        yield "`data.curriculum` has no effect beside `rollout.data_source`"
 
 
 def count_data(recipe: Recipe) -> DataCount:
