@@ -24,6 +24,7 @@ from slimecli.observe.gates import check_gates
 from slimecli.protocols import Trainer
 from slimecli.recipe import Recipe
 from slimecli.rollout.collect import Collection
+from slimecli.rollout.executions import seconds_outside
 from slimecli.rollout.loop_thread import Runner
 from slimecli.rundir import RunDir
 from slimecli.step_metrics import first_step_check, teacher_metrics, train_metrics
@@ -102,6 +103,8 @@ def collect(parts: Parts, step: int) -> Collection:
     with parts.clock.phase("collect"):
         collection = parts.aio.run(parts.collector.collect(step))
     parts.clock.add("generate", collection.seconds)
+    for name, seconds in seconds_outside([s for group in collection.groups for s in group]).items():
+        parts.clock.add(name, seconds)
     return collection
 
 

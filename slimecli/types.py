@@ -80,7 +80,7 @@ class Sample:
     train_metadata: dict[str, Any] | None = None
     """shipped to the trainer with the sample"""
     non_generation_time: float = 0.0
-    """seconds spent in tools"""
+    """seconds spent in tools and environments; not a part of the JSON form, which is the same in every equal run"""
 
     @property
     def prompt_length(self) -> int:
@@ -130,8 +130,8 @@ class Sample:
             raise DataError(f"sample {self.index}: " + "; ".join(problems), "mend the generate or reward function")
 
     def _stated(self) -> dict[str, Any]:
-        """Fields that are not empty; values are shared with the sample."""
-        values = {name: getattr(self, name) for name in _FIELDS}
+        """Fields that are not empty and not wall time; values are shared with the sample."""
+        values = {name: getattr(self, name) for name in _FIELDS - {"non_generation_time"}}
         out = {k: v for k, v in values.items() if v or (v is not None and not isinstance(v, (list, dict, str)))}
         out["status"] = self.status.value
         return out

@@ -54,4 +54,7 @@ def test_the_calculator_recipe_calls_its_tool(tmp_path):
         assert 0 in sample.mask
         assert sample.mask[-1] == 1
         assert all(p == 0.0 for p, m in zip(sample.rollout_log_probs, sample.mask, strict=True) if not m)
-        assert sample.non_generation_time > 0
+    perf = [json.loads(line) for line in (run / "perf.jsonl").read_text().splitlines()]
+    for record in (r for r in perf if r["step"]):
+        longest = record["seconds/non_generation_max"]
+        assert 0 < record["seconds/non_generation_mean"] <= longest < record["seconds/generate"]

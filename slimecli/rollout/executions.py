@@ -35,6 +35,14 @@ def stats(samples: Sequence[Sample]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in sorted(noted.items())}
 
 
+def seconds_outside(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean and longest time that an execution spent in tools and environments (seconds); {} where none did."""
+    spent = [sum(s.non_generation_time for s in execution) for execution in executions(samples)]
+    if not any(spent):
+        return {}
+    return {"non_generation_mean": sum(spent) / len(spent), "non_generation_max": max(spent)}
+
+
 def rewarded(sample: Sample) -> bool:
     """Whether a sample is scored itself: of the segments of one conversation only the last is, where the answer is."""
     return bool(sample.metadata.get("segment", 0) == sample.metadata.get("segments", 1) - 1)

@@ -11,7 +11,7 @@ from slimecli.data_tools.filters import load_filter
 from slimecli.errors import DataError, SlimeError
 from slimecli.recipe_algo import AlgoSection
 from slimecli.rollout.collect import rollout_metrics
-from slimecli.rollout.executions import executions, scores, share_rewards
+from slimecli.rollout.executions import executions, scores, seconds_outside, share_rewards
 from slimecli.rollout.generate import Generator
 from slimecli.rollout.versions import as_prompts
 from slimecli.samples import decode_samples, encode_samples
@@ -164,3 +164,13 @@ def test_a_generate_function_is_told_of_evaluation_if_it_asks():
     run(asks, None, n=1)
     run(asks, None, n=1, evaluation=True)
     assert seen == [False, True]
+
+
+def test_seconds_outside_are_those_of_executions():
+    group = [part(0, 0, 2, rollout_id=0), part(0, 1, 2, rollout_id=0), part(0, 2, 2, rollout_id=2), part(0, 3, 2)]
+    assert seconds_outside(group) == {}
+    for sample, seconds in zip(group, (0.5, 1.0, 3.0, 0.0), strict=True):
+        sample.non_generation_time = seconds
+    assert seconds_outside(group) == {"non_generation_mean": 1.5, "non_generation_max": 3.0}
+    assert Sample.from_dict({"non_generation_time": 2.0}).non_generation_time == 2.0
+    assert group[0].copies(1)[0].non_generation_time == 0.0

@@ -95,6 +95,8 @@ def test_a_call_its_output_and_the_answer_are_one_sample(tokenizer):
     assert sample.weight_versions == ["4"]
     assert sample.metadata["stats"] == {"tool_calls": 1, "tool_errors": 0, "turns": 2, "prefix_breaks": 0}
     assert sample.non_generation_time > 0
+    (again,), _ = work(tokenizer, first, last)
+    assert again.to_json() == sample.to_json(), "wall time is no part of what is written"
     assert (sample.rollout_id, sample.session_id) == (5, "2-5")
     assert sample.response.endswith("It is 42")
     sample.reward = 1.0
