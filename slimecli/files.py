@@ -162,11 +162,12 @@ def is_committed(folder: Path) -> bool:
     """
     done = folder / DONE
     try:
-        sizes = read_json(done).get("files", {}) if done.is_file() else None
+        manifest = read_json(done) if done.is_file() else None
     except DataError:
         return False
-    if sizes is None:
+    if not isinstance(manifest, dict):
         return False
+    sizes = manifest.get("files", {})
     return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
 
 

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 from slimecli import console, files
+from slimecli.engines.embedded.weights import FolderWeights
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.rundir import RunDir
 from slimecli.serving.fleet import Fleet, versions_of
+from slimecli.weights.fingerprint import fingerprint
 
 LOOK_S = 0.3
 """time between two looks at the run (seconds)"""
@@ -42,6 +44,9 @@ class Follower:
         self._stamp = _stamp(run.weights_dir(version))
         self._links = run.live_dir / f".follow.{os.getpid()}.tmp"
         self._kept: Path | None = None
+        self._unfit: dict[int, tuple[int, int]] = {}
+        """version -> the commit of it that was left out"""
+        self._told = ""
         self.updates = 0
 
     async def watch(self) -> None:
@@ -50,35 +55,68 @@ class Follower:
             while True:
                 try:
                     await self.look()
+                    self._told = ""
                     await asyncio.sleep(LOOK_S)
-                except SlimeError as error:
-                    console.warn(f"run {self._run.name}: {error.what}; trying again in {RETRY_S:g} s")
+                except (SlimeError, OSError) as error:
+                    self._tell(error.what if isinstance(error, SlimeError) else str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
             shutil.rmtree(self._links, ignore_errors=True)
 
+    def _tell(self, what: str) -> None:
+        """Say what keeps going wrong, once."""
+        if what != self._told:
+            self._told = what
+            console.warn(
+                f"run {self._run.name}: {what}; step {self.version} is served on, trying again every {RETRY_S:g} s"
+            )
+
     async def look(self) -> bool:
-        """Take the newest weights if they are newer than what is held; True if so.
+        """Take the newest whole weights if they are newer than what is held; True if so.
 
         A run that was resumed from before them may commit the same version again, with other weights: these count too.
         """
-        newest = max(self._run.weight_versions(), default=-1)
-        if newest < self.version:
-            return False
-        stamp = _stamp(self._run.weights_dir(newest))
-        if stamp is None or (newest == self.version and stamp == self._stamp):
-            return False
-        folder = self._linked(newest)
+        if not self._run.root.is_dir():
+            raise SlimeError(f"{self._run.root} is gone")
+        for version in reversed(self._run.weight_versions()):
+            stamp = _stamp(self._run.weights_dir(version))
+            if version < self.version or (version == self.version and stamp == self._stamp):
+                return False
+            if stamp is None or self._unfit.get(version) == stamp:
+                continue
+            folder = await self._checked(version)
+            if folder is None:
+                self._unfit[version] = stamp
+                continue
+            await self._update(folder, version)
+            self.version, self._stamp = version, stamp
+            return True
+        return False
+
+    async def _checked(self, version: int) -> Path | None:
+        """The linked folder of a version whose weights are what its DONE.json says; None: it is left out.
+
+        This comes before any engine is touched: they go on with the weights that they have.
+        """
+        folder = self._linked(version)
         if folder is None:
-            console.note(f"weights of step {newest} were pruned before they could be taken")
-            return False
-        await self._update(folder, newest)
-        self.version, self._stamp = newest, stamp
-        return True
+            console.warn(f"weights of step {version} are not whole, or were pruned meanwhile: left out")
+            return None
+        expected = _stated(folder)
+        try:
+            found = await asyncio.to_thread(lambda: fingerprint(FolderWeights(folder).tensors())) if expected else ""
+        except SlimeError as error:
+            console.warn(f"weights of step {version} cannot be read and are left out: {error.what}")
+        else:
+            if found == expected:
+                return folder
+            console.warn(f"weights of step {version} have fingerprint {found}, not {expected}: damaged, left out")
+        shutil.rmtree(folder)
+        return None
 
     async def _update(self, folder: Path, version: int) -> None:
         begin = time.monotonic()
-        expected = str(files.read_json(folder / files.DONE).get("fingerprint") or "")
+        expected = _stated(folder)
         update = WeightUpdate(kind="disk", version=version, folder=folder, in_flight=True)
         try:
             receipts = await asyncio.wait_for(self._fleet.update(update), self._timeout_s)
@@ -115,6 +153,11 @@ class Follower:
             shutil.rmtree(target)
             return None
         return target
+
+
+def _stated(folder: Path) -> str:
+    """The fingerprint in a folder's DONE.json; empty: it states none."""
+    return str(files.read_json(folder / files.DONE).get("fingerprint") or "")
 
 
 def _link(source: Path, target: Path) -> None:
