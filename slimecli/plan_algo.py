@@ -35,6 +35,11 @@ def check_algorithm(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield f"`algo.dual_clip` = {algo.dual_clip:g} would cut the loss of on-policy answers; set it above 1, or to 0"
     if recipe.steps and algo.name == "ppo" and algo.critic_warmup >= recipe.steps:
         yield f"`algo.critic_warmup` = {algo.critic_warmup} leaves none of the {recipe.steps} `steps` to the policy"
+    if algo.name == "ppo" and algo.critic_offload and recipe.trainer.backend != "megatron":
+        yield (
+            "`algo.critic_offload` is what `trainer.backend` = 'megatron' can do; fsdp's critic is always beside the "
+            "policy, divided over `trainer.processes`"
+        )
     yield from _check_kl(algo)
     yield from _check_idle(algo)
     yield from _check_correction(algo)
@@ -56,7 +61,7 @@ def _check_idle(algo: AlgoSection) -> Iterator[str]:
     if named and algo.name not in ("ppo", "reinforce_plus_plus") and algo.gamma != 1:
         yield f"`algo.gamma` has no effect with {algo.name}; only ppo and reinforce_plus_plus discount"
     default = AlgoSection()
-    for field in ("gae_lambda", "value_clip", "critic_lr", "critic_warmup"):
+    for field in ("gae_lambda", "value_clip", "critic_lr", "critic_warmup", "critic_offload"):
         if named and algo.name != "ppo" and getattr(algo, field) != getattr(default, field):
             yield f"`algo.{field}` has no effect with {algo.name}, which has no critic; only ppo has one"
     if named and not algo.std_normalization and algo.name not in (*_BY_STD, "dr_grpo"):

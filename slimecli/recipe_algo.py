@@ -53,6 +53,8 @@ class AlgoSection(Section):
     """the critic's peak learning rate; 0: trainer.lr (ppo)"""
     critic_warmup: int = Field(0, ge=0)
     """first steps of the run in which only the critic learns (ppo)"""
+    critic_offload: bool = False
+    """policy and critic take turns on the device, the other one in host memory: slower (ppo, megatron backend)"""
     eps_clip: float = Field(0.2, gt=0)
     """lower clip range of the policy ratio"""
     eps_clip_high: float = Field(0.2, gt=0)

@@ -39,6 +39,8 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.gae_lambda=0.9",), "`algo.gae_lambda` has no effect with grpo, which has no critic"),
         (("algo.critic_lr=1e-5", "algo.name=rloo"), "`algo.critic_lr` has no effect with rloo"),
         (("algo.name=ppo", "algo.critic_warmup=100"), "leaves none of the 100 `steps`"),
+        (("algo.critic_offload=true",), "`algo.critic_offload` has no effect with grpo, which has no critic"),
+        (("algo.name=ppo", "algo.critic_offload=true"), "is what `trainer.backend` = 'megatron' can do"),
         (("algo.name=sft", "algo.old_log_probs=engine"), "no effect with sft"),
         (("algo.old_log_probs=engine", "algo.correction.level=token"), "which is 1 everywhere"),
         (("algo.old_log_probs=engine", "algo.correction.veto=0.1"), "which is 1 everywhere"),
@@ -76,6 +78,7 @@ def test_one_answer_per_prompt_is_refused_where_answers_are_compared(name):
         ("algo.name=mine.py:OWN", "algo.gamma=0.9", "algo.std_normalization=false"),
         ("algo.old_log_probs=engine", "algo.opsm_delta=1e-4", "algo.dual_clip=3"),
         ("algo.name=ppo", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.critic_lr=1e-5", "algo.critic_warmup=5"),
+        ("algo.name=ppo", "algo.critic_offload=true", "trainer.backend=megatron"),
     ],
 )
 def test_what_goes_together_is_let_through(overrides):

@@ -37,27 +37,64 @@ class Resting:
             return 0
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        storages: dict[int, Any] = {}
-        for tensor in held_tensors(self._holder):
-            if tensor.device.type == self._device.type:
-                storage = tensor.untyped_storage()
-                if storage.nbytes() and storage.resizable():
-                    storages[storage._cdata] = storage
-        self._kept = [(storage, _host_copy(storage)) for storage in storages.values()]
-        for storage, _ in self._kept:
-            storage.resize_(0)
+        self._kept = []
+        try:
+            for storage in self._storages():
+                copy = _host_copy(storage)
+                self._kept.append((storage, copy))
+                storage.resize_(0)  # one after the other: the host needs room for no more than what is freed
+        except BaseException:
+            self.back()
+            raise
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return sum(copy.nbytes for _, copy in self._kept)
 
     def back(self) -> None:
-        """Take the memory back, with what was in it. Idempotent."""
-        kept, self._kept = self._kept, None
-        for storage, copy in kept or ():
+        """Take the memory back, with what was in it. Idempotent; where it fails for want of memory, what is not back
+        yet is still kept, and it can be called again."""
+        while self._kept:
+            storage, copy = self._kept[-1]
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy)
+            self._kept.pop()
+        self._kept = None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _storages(self) -> list[Any]:
+        """What can be given up, each once."""
+        found: dict[int, Any] = {}
+        for tensor in held_tensors(self._holder):
+            if tensor.device.type == self._device.type:
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage.resizable():
+                    found[storage._cdata] = storage
+        return list(found.values())
+
+
+class OneAtATime:
+    """Models in training that take turns on a device: one is there, with gradients and optimizer, the others' are in
+    host memory. Without a member, nobody gives way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._members: dict[str, Resting] = {}
+
+    def join(self, name: str, holder: object) -> None:
+        """From now on all that can be reached from `holder` gives way to the others, and nothing else: members must
+        have no tensor in common. Leaves the device to nobody, so that another model can be built there."""
+        self._members[name] = Resting(holder, self._device)
+        for member in self._members.values():
+            member.leave()
+
+    def take(self, name: str) -> None:
+        """Have this one there; first the others leave. Idempotent."""
+        for other, member in self._members.items():
+            if other != name:
+                member.leave()
+        if self._members:
+            self._members[name].back()
 
 
 class DeviceHolder:

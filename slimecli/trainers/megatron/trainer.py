@@ -23,7 +23,7 @@ from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
 from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
-from slimecli.trainers._offload import DeviceHolder, Resting
+from slimecli.trainers._offload import DeviceHolder, OneAtATime, Resting
 from slimecli.trainers.megatron import prediction, runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.bridges import BRIDGES
@@ -71,7 +71,12 @@ class MegatronTrainer(DeviceHolder):
         replays = moe is not None and self._settings.transformer.get("moe_enable_routing_replay")
         self._routing = Routing(bare, moe.top_k, split=layout.sp) if moe and replays else None
         self._passes.routing = self._routing
+        self._turns = OneAtATime(self._device)
+        if has_critic and recipe.algo.critic_offload:
+            self._turns.join("policy", self._policy)
         self._critic = self._make_critic(folder) if has_critic else None
+        if has_critic and recipe.algo.critic_offload:
+            self._turns.join("critic", self._critic)
         self._values = self._make_passes(ValuePasses)
         self._steps_done = 0
         self._resting = Resting(self, self._device)
@@ -85,8 +90,10 @@ class MegatronTrainer(DeviceHolder):
         if model == "critic":
             if self._critic is None:
                 raise lacking(model)
+            self._turns.take("critic")
             self._critic.gather()
             return self._outputs(self._critic.chunks, self._values, batch)
+        self._turns.take("policy")
         # what the training pass replays is what the policy chose that its probabilities are compared with
         records = self._routing if model in ("policy", "old_policy") else None
         if records:
@@ -129,14 +136,12 @@ class MegatronTrainer(DeviceHolder):
             raise SlimeError("the batch has no ref_log_probs", 'set them by Trainer.log_probs(batch, "reference")')
         tally = Tally()
         replayed = self._learn(batch, tally)
-        if self._critic is not None:
-            self._learn_values(self._critic, batch, tally)
-            self._critic.check(number)
         self._policy.check(number)
-        norm, lr = self._policy.update(number, self._total_steps)
         extra = {"routing_replayed": replayed} if self._routing else {}
         if self._critic is not None:
-            extra["critic_grad_norm"], _ = self._critic.update(number, self._total_steps)
+            extra["critic_grad_norm"] = self._step_critic(self._critic, batch, tally)
+        self._turns.take("policy")
+        norm, lr = self._policy.update(number, self._total_steps)
         self._steps_done = number
         sums, largest = _over_all_ranks(tally)
         loss = sums.pop("loss")
@@ -151,6 +156,7 @@ class MegatronTrainer(DeviceHolder):
 
         Iterated to the end, they are what `old_policy` is from then on.
         """
+        self._turns.take("policy")
         self._policy.gather()
         folder = HfFolder(self._model_dir)
         trained = self._bridge.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
@@ -163,17 +169,21 @@ class MegatronTrainer(DeviceHolder):
 
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
+        self._turns.take("policy")
         self._policy.save(folder, self._steps_done, self._spec, self._model_dir)
         if self._critic is not None:
             if self._rank == 0:
                 (folder / CRITIC).mkdir()
+            self._turns.take("critic")
             self._critic.save(folder / CRITIC, self._steps_done, self._spec, None)
 
     def load(self, folder: Path) -> None:
         """Inverse of save, at any layout."""
+        self._turns.take("policy")
         self._steps_done = self._policy.load(folder)
         self._frozen.published()
         if self._critic is not None:
+            self._turns.take("critic")
             self._critic.load(folder / CRITIC)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -198,6 +208,7 @@ class MegatronTrainer(DeviceHolder):
                 self._algorithm, self._algo, micro_batch.batch, log_probs, entropy, tally, counts=counts
             )
 
+        self._turns.take("policy")
         self._policy.zero()
         replayed = self._routing.start_replay(batch) if self._routing else 0.0
         self._passes.run(self._policy.chunks, batch, self._temperature(batch), use, forward_only=False)
@@ -205,14 +216,19 @@ class MegatronTrainer(DeviceHolder):
             self._routing.finish_replay()
         return replayed
 
-    def _learn_values(self, critic: Network, batch: TrainBatch, tally: Tally) -> None:
-        """The critic's gradients."""
+    def _step_critic(self, critic: Network, batch: TrainBatch, tally: Tally) -> float:
+        """The critic's optimizer step, after the policy's gradients were seen to be numbers; returns the norm of its
+        gradient."""
 
         def use(micro_batch: MicroBatch, outputs: tuple[Tensor, ...], counts: bool) -> Tensor:
             return weighted_value_loss(outputs[0], micro_batch.batch, self._algo.value_clip, tally, counts=counts)
 
+        number = self._steps_done + 1
+        self._turns.take("critic")
         critic.zero()
         self._values.run(critic.chunks, batch, self._temperature(batch), use, forward_only=False)
+        critic.check(number)
+        return critic.update(number, self._total_steps)[0]
 
     def _temperature(self, batch: TrainBatch) -> float:
         return batch.temperature if self._algorithm.needs_rollout else 1.0

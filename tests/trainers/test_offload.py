@@ -1,0 +1,100 @@
+"""Device memory given up and taken back: bit for bit, for one model at a time, and whole where something fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slimecli.trainers import _offload
+from slimecli.trainers._offload import OneAtATime, Resting, held_tensors
+
+CPU = torch.device("cpu")
+
+
+def model(seed: int = 0) -> dict[str, torch.Tensor]:
+    """A flat buffer with two views, and a tensor of its own."""
+    torch.manual_seed(seed)
+    flat = torch.randn(10)
+    return {"flat": flat, "first": flat[:4], "rest": flat[4:].view(2, 3), "alone": torch.randn(3, dtype=torch.float64)}
+
+
+def values(holder: dict[str, torch.Tensor]) -> list[list[float]]:
+    return [t.tolist() for t in holder.values()]
+
+
+def sizes(holder: object) -> list[int]:
+    return [t.untyped_storage().nbytes() for t in held_tensors(holder)]
+
+
+def test_views_come_back_as_views():
+    held = model()
+    before, resting = values(held), Resting(held, CPU)
+    assert resting.leave() == 10 * 4 + 3 * 8 and sum(sizes(held)) == 0
+    assert resting.leave() == 0
+    resting.back()
+    resting.back()
+    assert values(held) == before
+    held["flat"].fill_(1.0)
+    assert held["rest"].tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_host_without_room_leaves_everything_where_it_was(monkeypatch, last):
+    held = model()
+    before, resting, copy, made = values(held), Resting(held, CPU), _offload._host_copy, []
+
+    def full(storage):
+        made.append(storage)
+        if len(made) > last:
+            raise MemoryError("no room")
+        return copy(storage)
+
+    monkeypatch.setattr(_offload, "_host_copy", full)
+    with pytest.raises(MemoryError):
+        resting.leave()
+    assert values(held) == before
+    monkeypatch.setattr(_offload, "_host_copy", copy)
+    assert resting.leave() > 0 and sum(sizes(held)) == 0
+    resting.back()
+    assert values(held) == before
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_device_without_room_loses_nothing(monkeypatch, last):
+    held = model()
+    before, resting, plain, made = values(held), Resting(held, CPU), _offload._bytes_of, []
+    resting.leave()
+
+    def full(storage):
+        made.append(storage)
+        if len(made) > last:
+            raise torch.OutOfMemoryError("no room")
+        return plain(storage)
+
+    monkeypatch.setattr(_offload, "_bytes_of", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        resting.back()
+    monkeypatch.setattr(_offload, "_bytes_of", plain)
+    assert resting.leave() == 0, "what waits is not overwritten by what is not there"
+    resting.back()
+    assert values(held) == before
+
+
+def test_of_several_one_is_there():
+    one, two = model(1), model(2)
+    before = values(one), values(two)
+    turns = OneAtATime(CPU)
+    turns.take("nobody gives way while there is no member")
+    turns.join("one", one)
+    turns.join("two", two)
+    assert sum(sizes(one)) == sum(sizes(two)) == 0
+    for name in ("one", "two", "two", "one"):
+        turns.take(name)
+        there, away = (one, two) if name == "one" else (two, one)
+        assert sum(sizes(away)) == 0 and values(there) == before[name == "two"]
+    one["alone"].zero_()
+    turns.take("two")
+    turns.take("one")
+    assert one["alone"].tolist() == [0.0] * 3
+    with pytest.raises(KeyError):
+        turns.take("three")
