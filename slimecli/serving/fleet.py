@@ -20,7 +20,7 @@ from slimecli.engines import fitting_context, open_embedded
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.router import router_program, start_router
 from slimecli.engines.router.programs import words
-from slimecli.errors import SlimeError
+from slimecli.errors import SlimeError, UsageError
 from slimecli.protocols import RolloutEngine, WeightUpdate
 from slimecli.recipe import Recipe
 from slimecli.types import WeightReceipt
@@ -169,8 +169,8 @@ class ProcessFleet:
     def _start(self) -> None:
         program = router_program(self._recipe)
         routed = self._recipe.engine.replicas > 1 or self._recipe.engine.router not in ("auto", "none")
-        if routed and program != "none":  # told before engines load a model
-            words(program, self._recipe.router)
+        if routed:  # told before engines load a model
+            _check_router(self._recipe, program)
         for number in range(self._recipe.engine.replicas):
             self._enter(self._worker(number))
         if routed:
@@ -286,6 +286,16 @@ def gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _check_router(recipe: Recipe, program: str) -> None:
+    """Raise what starting the router would end with."""
+    if program == "none":
+        raise UsageError(
+            f"{recipe.engine.replicas} replicas behind one address need a router, but engine.router = 'none'",
+            "--router auto, or --replicas 1",
+        )
+    words(program, recipe.router)
 
 
 def open_fleet(recipe: Recipe, model_dir: Path, logs: Path) -> Fleet:

@@ -19,6 +19,7 @@ from slimecli.agents.conversation import Sessions
 from slimecli.agents.routes import Route, about_routes, chat_routes
 from slimecli.engines.embedded.server import IN_FLIGHT, Listener, body, engine_routes, failure, reply, web_app
 from slimecli.errors import SlimeError
+from slimecli.ports import check_free
 from slimecli.protocols import WeightUpdate
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -53,6 +54,7 @@ async def serve_all(asked: Serving) -> None:
     {"url": ...} is printed on stdout when requests can come.
     """
     recipe = asked.recipe
+    check_free(recipe.engine.host, asked.port)
     fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
     stop = asyncio.Event()
     on_signals(stop.set)
@@ -115,9 +117,16 @@ def _sessions(fleet: Fleet, store: LiveStore) -> Sessions:
 
 async def reap(sessions: Sessions, idle_s: float) -> None:
     """End what nobody goes on with."""
+    told = ""
     while True:
-        for id_ in sessions.idle(idle_s):
-            sessions.end(id_, why="idle")
+        try:
+            for id_ in sessions.idle(idle_s):
+                sessions.end(id_, why="idle")
+            told = ""
+        except SlimeError as error:  # a full disk: they stay open until they can be written
+            if error.what != told:
+                told = error.what
+                console.warn(f"idle sessions cannot be written: {told}")
         await asyncio.sleep(min(REAP_S, idle_s))
 
 

@@ -24,6 +24,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it at run time only
 
 from slimecli.errors import SlimeError
+from slimecli.ports import listen
 from slimecli.types import WeightReceipt
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def offer(tensors: Mapping[str, torch.Tensor], version: int, *, one_host: bool =
         one_host: all engines are on this machine: nothing listens beyond loopback.
     """
     address = "127.0.0.1" if one_host else _own_address()
-    control, group = _listener(address), _listener(address)
+    # a store that opens its own socket listens on all interfaces
+    control, group = listen(address), listen(address)
     control_port, group_port = control.getsockname()[1], group.getsockname()[1]
     store = TCPStore(
         address, control_port, None, True, PATIENCE, wait_for_workers=False, master_listen_fd=control.detach()
@@ -196,11 +198,6 @@ def _own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def _listener(address: str) -> socket.socket:
-    """A listening socket at one address: a store that opens its own listens on all interfaces."""
-    return socket.create_server((address, 0), backlog=1024)
 
 
 _FIX = "see the engine's log; --set sync.kind=disk needs no process group"

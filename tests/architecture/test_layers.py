@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "samples",
         "headers",
         "flags",
+        "ports",
         "placement",
         "topology",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.trainers.processes import free_port
+from slimecli.ports import free_port
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from slimecli.ports import free_port
 
 
 def _child(

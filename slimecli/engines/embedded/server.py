@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import logging
 import threading
@@ -17,6 +16,7 @@ from aiohttp import web
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.errors import SlimeError
+from slimecli.ports import cannot_listen
 
 log = logging.getLogger("slimecli.engine")
 MAX_BODY = 1 << 31
@@ -127,9 +127,7 @@ class Listener:
             await web.TCPSite(self._runner, host, port).start()
         except OSError as error:
             await self._runner.cleanup()
-            if error.errno == errno.EADDRINUSE:
-                raise SlimeError(f"port {port} on {host} is in use", "stop who uses it, or take --port 0") from None
-            raise SlimeError(f"cannot listen on {host}:{port}: {error.strerror}", "check the address") from None
+            raise cannot_listen(host, port, error) from None
         found = self._runner.addresses[0][1]
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{found}"
 

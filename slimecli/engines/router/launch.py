@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from slimecli import console, env
 from slimecli.engines.router.__main__ import KEY_VARIABLE
 from slimecli.errors import SlimeError
+from slimecli.ports import free_port
 
 CALL_S = 10.0
 """deadline of a call to a router (seconds)"""
@@ -67,7 +67,7 @@ class Router:
         self._urls = [u.rstrip("/") for u in urls]
         self._on_death = on_death
         self.roles = dict(launch.roles)
-        self._port = launch.port or _free_port(launch.host)
+        self._port = launch.port or free_port(launch.host)
         self.url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{self._port}"
         self.restarts = 0
         self._closing = False
@@ -210,14 +210,9 @@ def _quiet(launch: Launch) -> list[str]:
     """Defaults of ours for smg and sglang-router, where the user did not choose: two of them would want one port for
     their metrics, and every request would leave two lines in the log."""
     given = set(launch.line)
-    line = [] if "--prometheus-port" in given else ["--prometheus-port", str(_free_port("127.0.0.1"))]
+    line = [] if "--prometheus-port" in given else ["--prometheus-port", str(free_port())]
     line += [] if "--prometheus-host" in given else ["--prometheus-host", "127.0.0.1"]
     return line + ([] if "--log-level" in given else ["--log-level", "warn"])
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _stop(process: subprocess.Popen[bytes], drain_s: float) -> None:

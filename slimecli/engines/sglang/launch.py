@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -24,6 +23,7 @@ from slimecli.engines.sglang.arguments import Place, command_words
 from slimecli.engines.sglang.fields import installation
 from slimecli.engines.sglang.serve import leftovers, listens, members
 from slimecli.errors import SlimeError
+from slimecli.ports import free_port
 from slimecli.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -142,14 +142,6 @@ def start_server(
             continue
         return server
     raise AssertionError("the last attempt raises")
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def has_gpu() -> bool:

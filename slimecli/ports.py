@@ -1,0 +1,35 @@
+"""TCP ports of this machine."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from slimecli.errors import SlimeError
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens at one address and no other; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with listen(host) as probe:
+        return int(probe.getsockname()[1])
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise the SlimeError that listening there would end with, before anything is made ready for it."""
+    try:
+        listen(host, port).close()
+    except OSError as error:
+        raise cannot_listen(host, port, error) from None
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> SlimeError:
+    """What to tell who asked for an address."""
+    if error.errno == errno.EADDRINUSE:
+        return SlimeError(f"port {port} on {host} is in use", "stop who uses it, or take --port 0")
+    return SlimeError(f"cannot listen on {host}:{port}: {error.strerror}", "check the address")

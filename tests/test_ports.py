@@ -1,0 +1,24 @@
+import socket
+
+import pytest
+
+from slimecli import ports
+from slimecli.errors import SlimeError
+
+
+def test_a_free_port_can_be_had_and_is_one_address_alone():
+    host = "127.0.0.1"
+    with ports.listen(host, ports.free_port(host)) as door:
+        where, port, *_ = door.getsockname()
+        assert where == host and port > 0
+        with socket.create_connection((host, port), timeout=5):
+            pass
+        with pytest.raises(SlimeError, match=f"port {port} on {host} is in use"):
+            ports.check_free(host, port)
+    ports.check_free(host, port)
+    ports.check_free(host, 0)
+
+
+def test_an_address_of_another_machine():
+    with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        ports.check_free("192.0.2.1", 0)
