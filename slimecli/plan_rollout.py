@@ -127,6 +127,13 @@ def rollout_warnings(recipe: Recipe) -> list[str]:
             f"answers may be up to {stale} versions old, and are trained on as if the policy of the step had given "
             "them; algo.correction.level = 'token' weights them (docs/algorithms.md, decoupled policy)"
         )
+    useful = 2 * recipe.sync.interval - 1
+    if recipe.steps and rollout.max_staleness > useful and not rollout.fully_async:
+        found.append(
+            f"rollout.max_staleness = {rollout.max_staleness} gains nothing over {useful} at sync.interval = "
+            f"{recipe.sync.interval}: {recipe.sync.interval} batches are made between two updates, however far ahead "
+            "they are; answers only get older. rollout.fully_async does not wait for updates"
+        )
     if recipe.steps and (rollout.partial or rollout.fully_async):
         which = "rollout.partial" if rollout.partial else "rollout.fully_async"
         found.append(f"{which}: which answers are interrupted depends on timing, so two runs of one seed differ")

@@ -79,3 +79,22 @@ def test_stale_answers_without_a_correction_deserve_a_look():
     assert "up to 8 versions old" in told(*OVER) and "depends on timing" in told(*OVER)
     assert "versions old" not in told(*OVER, "rollout.mask_off_policy_tokens=true")
     assert told() == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("rollout.max_staleness=1",), ""),
+        (("rollout.max_staleness=2",), "rollout.max_staleness = 2 gains nothing over 1 at sync.interval = 1"),
+        (("rollout.max_staleness=3", "sync.interval=2", "checkpoint.interval=2"), ""),
+        (
+            ("rollout.max_staleness=4", "sync.interval=2", "checkpoint.interval=2"),
+            "nothing over 3 at sync.interval = 2",
+        ),
+        (("rollout.max_staleness=2", "rollout.fully_async=true"), ""),
+        (("rollout.max_staleness=2", "steps=0", "sft.steps=1"), ""),
+    ],
+)
+def test_batches_that_are_ahead_for_nothing(overrides, told):
+    found = [w for w in rollout_warnings(load_recipe("", overrides)) if "gains nothing" in w]
+    assert bool(found) == bool(told) and all(told in w for w in found)
