@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -12,6 +13,12 @@ from slimecli import env
 
 env.set_threads(1)
 env.quiet_libraries()
+
+
+def pytest_collection_finish():
+    """What all test modules imported, hundreds of thousands of objects, is not looked through by every collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ without a GPU is replaced in the ranks only.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import tempfile
@@ -54,6 +55,7 @@ def run(world: World, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _rank(rank: int, world: World, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    gc.freeze()  # megatron-core collects often: it need not look at what the parent imported
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world.size))
     os.environ.update(GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
     torch.set_num_threads(1)
