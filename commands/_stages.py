@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from slimecli import files
+from slimecli import console, files
 from slimecli.errors import SlimeError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def run_steps(
     if start == recipe.steps and _is_trained_with(run, recipe, start):
         return {"steps": recipe.steps, "first": start + 1, "performed": 0}
     refuse_nothing(run, recipe)
+    _tell_damaged(run, start)
     run.rewind(start if start else -1, samples_until=last_stored(run, start))
     parts = make_parts(start)
     parts.stop_requested = stop_requested
@@ -90,6 +91,13 @@ def run_steps(
     if done != recipe.steps:
         raise SlimeError(f"planned {recipe.steps} steps, but the last checkpoint is of step {done}", "report this")
     return {"steps": recipe.steps, "first": start + 1, "performed": recipe.steps - start}
+
+
+def _tell_damaged(run: RunDir, start: int) -> None:
+    """That steps are made again since the checkpoints after `start` were damaged is nothing to find out from a log."""
+    for step, what in run.damaged_checkpoints().items():
+        if step > start:
+            console.warn(f"the checkpoint of step {step} is damaged ({what}); going on from step {start}")
 
 
 def refuse_nothing(run: RunDir, recipe: Recipe) -> None:

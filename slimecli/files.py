@@ -160,15 +160,27 @@ def is_committed(folder: Path) -> bool:
 
     One whose DONE.json is damaged (a power cut, a copy that was cut short) counts as never written: it is made again.
     """
+    return (folder / DONE).is_file() and not damage(folder)
+
+
+def damage(folder: Path) -> str:
+    """What has happened to a folder after it was complete; empty: nothing, or it never was."""
     done = folder / DONE
+    if not done.is_file():
+        return ""
     try:
-        manifest = read_json(done) if done.is_file() else None
-    except DataError:
-        return False
+        manifest = read_json(done)
+    except DataError as error:
+        return error.what
     if not isinstance(manifest, dict):
-        return False
-    sizes = manifest.get("files", {})
-    return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
+        return f"{DONE} is no JSON object"
+    for name, size in manifest.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is gone"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes, not the {size:,} it was written with"
+    return ""
 
 
 def sha256(path: Path) -> str:

@@ -177,6 +177,11 @@ class RunDir:
         """Newest complete checkpoint, or None."""
         return self.checkpoints()[-1] if self.checkpoints() else None
 
+    def damaged_checkpoints(self) -> dict[int, str]:
+        """Steps whose checkpoint was complete once and is not any more -> what has happened to it."""
+        found = [(m, p) for p in (self.root / "checkpoints").glob("step_*") if (m := _STEP.fullmatch(p.name))]
+        return {int(m.group(1)): told for m, p in sorted(found, key=lambda f: f[1]) if (told := files.damage(p))}
+
     def rollout_steps(self) -> list[int]:
         """Steps whose samples are on disk, ascending."""
         found = [_STEP.match(p.name) for p in (self.root / "rollouts").glob("step_*.jsonl.zst")]

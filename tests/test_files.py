@@ -47,10 +47,15 @@ def test_a_damaged_folder_does_not_count_as_committed(tmp_path):
     final = tmp_path / "step"
     with files.committed_folder(final) as folder:
         (folder / "weights").write_bytes(b"12345")
+    assert files.damage(final) == ""
     (final / "weights").write_bytes(b"123")
     assert not files.is_committed(final)
+    assert files.damage(final) == "weights has 3 bytes, not the 5 it was written with"
     (final / "weights").unlink()
     assert not files.is_committed(final)
+    assert files.damage(final) == "weights is gone"
+    (final / files.DONE).unlink()
+    assert files.damage(final) == "", "it was never complete"
     assert not files.is_committed(tmp_path / "nowhere")
 
 

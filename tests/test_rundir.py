@@ -97,6 +97,7 @@ def test_only_complete_checkpoints_count(run):
     (run.checkpoint_dir(6) / "w").write_text("longer than before")
     assert run.checkpoints() == [2, 4]
     assert run.last_checkpoint() == 4
+    assert list(run.damaged_checkpoints()) == [6] and "w has 18 bytes" in run.damaged_checkpoints()[6]
     assert run.prune_checkpoints(keep=1) == [2]
     assert run.checkpoints() == [4]
 

@@ -55,14 +55,17 @@ def test_more_steps_continue_and_equal_a_longer_run(straight, tmp_path):
     assert train[0] == train[1]
 
 
-def test_a_half_written_checkpoint_is_not_chosen(straight, tmp_path):
+def test_a_damaged_checkpoint_is_not_chosen_and_told(straight, tmp_path):
     expected, writes = straight
     assert slime("run", "--run", "r", *ARGUMENTS, folder=tmp_path, kill_at=writes - 6).code == -9
     run = tmp_path / "runs" / "r"
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
     victim = next((newest / "trainer").iterdir())
     victim.write_bytes(victim.read_bytes()[:-1])
-    succeed("run", "--resume", "--run", "r", folder=tmp_path)
+    told = " ".join(succeed("run", "--resume", "--run", "r", folder=tmp_path).err.split())
+    step = int(newest.name[-6:])
+    assert f"warning: the checkpoint of step {step} is damaged (trainer/{victim.name} has" in told, told
+    assert f"going on from step {step - 2}" in told
     assert_same_run(expected, run, STEPS)
 
 
