@@ -208,11 +208,11 @@ class Sessions:
             self._engine.counts["late"] += 1
             return
         turn.number = len(session.turns)
-        session.turns.append(turn)
         session.used = time.monotonic()
-        self._by_key[turn.key] = session.id
         if self._on_turn is not None:
-            self._on_turn(session, turn)
+            self._on_turn(session, turn)  # where it raises nobody hears the answer: then it was not given
+        session.turns.append(turn)
+        self._by_key[turn.key] = session.id
 
     def end(
         self,

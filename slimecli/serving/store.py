@@ -15,10 +15,11 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from slimecli import files
+from slimecli import console, files
 from slimecli.agents.conversation import Conversation, Turn
 from slimecli.errors import DataError, SlimeError
 from slimecli.rollout.segments import common_prefix
@@ -41,31 +42,45 @@ class Log:
         self._kind = kind
         self._limit = segment_bytes
         self._durable = durable
-        self._handle: BinaryIO | None = None
+        self._handle: FileIO | None = None
 
     def append(self, record: dict[str, Any]) -> None:
-        """One line."""
+        """One line. Where it cannot be written whole, nothing of it stays: a caller who tries again doubles nothing."""
         line = json.dumps(record, sort_keys=True, ensure_ascii=False).encode() + b"\n"
         with files.explain_disk_errors(self._folder):
             if self._handle is None or self._handle.tell() > self._limit:
-                self._begin()
-            assert self._handle is not None
-            self._handle.write(line)
-            self._handle.flush()
-            if self._durable:
-                os.fsync(self._handle.fileno())
+                self._handle = self._begin()
+            handle, before = self._handle, self._handle.tell()
+            if os.fstat(handle.fileno()).st_nlink == 0:
+                raise SlimeError(f"{self._folder} was removed while it was recorded into", "start the server anew")
+            try:
+                _write(handle, line)
+                if self._durable:
+                    os.fsync(handle.fileno())
+            except OSError:
+                handle.truncate(before)
+                handle.seek(before)
+                raise
 
-    def _begin(self) -> None:
+    def _begin(self) -> FileIO:
         self.close()
         number = max((n for n, _ in segments(self._folder, self._kind)), default=0) + 1
-        self._handle = (self._folder / f"{self._kind}_{number:06d}.jsonl").open("xb")
+        handle = FileIO(self._folder / f"{self._kind}_{number:06d}.jsonl", "x")
         files.sync_folder(self._folder)
+        return handle
 
     def close(self) -> None:
         """End the segment. Idempotent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.close()
+
+
+def _write(handle: FileIO, data: bytes) -> None:
+    """All of it; a disk that fills up takes a part first."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[handle.write(rest) :]
 
 
 def segments(folder: Path, kind: str) -> list[tuple[int, Path]]:
@@ -143,7 +158,10 @@ class LiveStore:
             self._sessions.append({"session_id": session.id, **record})
             self.ended += 1
         if session.turns:
-            self._turns.append({"uid": session.uid, "session_id": session.id, "ended": why})
+            try:
+                self._turns.append({"uid": session.uid, "session_id": session.id, "ended": why})
+            except SlimeError as error:  # it has ended all the same: `recover` finds it among the sessions
+                console.warn(f"the end of session {session.id} is not marked among the turns: {error.what}")
 
     def recover(self) -> list[Conversation]:
         """Sessions that were open when the server before ended.
