@@ -27,6 +27,9 @@ from slimecli.serving.fleet import Fleet, LocalFleet, open_fleet
 from slimecli.serving.follow import Follower
 from slimecli.serving.store import LiveStore, recording
 
+MAX_BODY = 256 << 20
+"""largest request, as the router has it (bytes)"""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REAP_S = 0.5
 """time between two looks for idle sessions, at most (seconds)"""
 
@@ -54,6 +57,7 @@ async def serve_all(asked: Serving) -> None:
     {"url": ...} is printed on stdout when requests can come.
     """
     recipe = asked.recipe
+    warn_if_open(recipe.engine.host, asked.api_key)
     check_free(recipe.engine.host, asked.port)
     fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
     stop = asyncio.Event()
@@ -63,7 +67,7 @@ async def serve_all(asked: Serving) -> None:
         await _mark(fleet, asked)
         store = stack.enter_context(recording(asked.record.live_dir)) if asked.record else None
         sessions = _sessions(fleet, store) if store else None
-        app = web_app(_routes(fleet, sessions, recipe), api_key=asked.api_key)
+        app = web_app(_routes(fleet, sessions, recipe), api_key=asked.api_key, max_body=MAX_BODY)
         listener = Listener(app, drain_s=recipe.rollout.request_timeout_s)
         stack.push_async_callback(listener.stop)
         url = await listener.start(recipe.engine.host, asked.port)
@@ -79,6 +83,15 @@ async def serve_all(asked: Serving) -> None:
         on_signals(lambda: asyncio.ensure_future(fleet.abort()))
         if open_requests := app[IN_FLIGHT]["requests"]:
             console.say(f"finishing {open_requests} request(s); Ctrl-C again cuts them short")
+
+
+def warn_if_open(host: str, api_key: str) -> None:
+    """Beyond this machine the model answers whoever asks, unless a key is demanded."""
+    if host not in LOOPBACK and not api_key:
+        console.warn(
+            f"{host} can be reached from other machines, and no key is demanded: whoever reaches it can use the model "
+            "and its control endpoints (--api-key-env NAME)"
+        )
 
 
 def on_signals(act: Callable[[], Any]) -> None:

@@ -20,7 +20,7 @@ from slimecli.ports import cannot_listen
 
 log = logging.getLogger("slimecli.engine")
 MAX_BODY = 1 << 31
-"""largest request (bytes)"""
+"""largest request: weights may come in one (bytes)"""
 IN_FLIGHT: web.AppKey[Counter[str]] = web.AppKey("in_flight", Counter)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = ("/health", "/health_generate")
@@ -54,10 +54,13 @@ async def body(request: web.Request) -> dict[str, Any]:
     return data
 
 
-def web_app(routes: list[tuple[str, str, Handler]], *, api_key: str = "") -> web.Application:
+def web_app(routes: list[tuple[str, str, Handler]], *, api_key: str = "", max_body: int = MAX_BODY) -> web.Application:
     """An application of (method, path, handler), with a key (empty: none) and errors told as JSON.
 
     `app[IN_FLIGHT]` counts the requests that are being answered.
+
+    Args:
+        max_body: larger requests are refused (bytes).
     """
     from slimecli.engines.embedded import control
 
@@ -81,7 +84,7 @@ def web_app(routes: list[tuple[str, str, Handler]], *, api_key: str = "") -> web
         finally:
             app[IN_FLIGHT]["requests"] -= 1
 
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[explain])
+    app = web.Application(client_max_size=max_body, middlewares=[explain])
     app[IN_FLIGHT] = Counter()
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
