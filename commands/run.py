@@ -84,6 +84,7 @@ def run_pipeline(
             run.change_recipe(recipe, why=change)
         run.new_attempt()
         clusters.enter_context(_noting_failure(run))
+        _look_at_engines(run, recipe, until)
         cluster = _open_cluster(run, recipe, until, clusters)
         trackers = open_trackers(recipe, run)
         for tracker in trackers:
@@ -127,6 +128,18 @@ def _open_cluster(run: RunDir, recipe: Recipe, until: str, stack: contextlib.Exi
     cluster = open_cluster("ray", recipe, run)
     stack.callback(cluster.close)
     return cluster
+
+
+def _look_at_engines(run: RunDir, recipe: Recipe, until: str) -> None:
+    """Engines that others run are looked for before anything is made for them, unless they may come later."""
+    from slimecli.engines.attached import check_engines
+    from slimecli.pipeline import PIPELINE
+    from slimecli.stage import why_new
+
+    loop, section = PIPELINE["loop"], recipe.engine
+    is_due = until in ("", "loop", "export") and loop.wanted(recipe) and why_new(loop, run, recipe)
+    if section.urls and not section.urls_wait_s and is_due:
+        check_engines(recipe)
 
 
 def _works(

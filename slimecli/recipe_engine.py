@@ -44,6 +44,9 @@ class EngineSection(Section):
     """who generates"""
     urls: list[str] = []
     """engines that already run; empty: start `replicas` of them"""
+    urls_wait_s: float = Field(0.0, ge=0)
+    """how long engines of `urls` may take to answer when they are first needed (seconds); 0: all must be there when the
+    run begins"""
     replicas: int = Field(1, gt=0)
     """engines to start"""
     groups: list[ServerGroupSection] = []
