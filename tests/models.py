@@ -275,6 +275,13 @@ def _split_experts(weights: dict[str, Any], layer: str) -> None:
             weights[f"{prefix}{e}.{kind}_proj.weight"] = tensor.clone()
 
 
+def spec_at(folder: Path) -> Any:
+    """What the folder's config.json says."""
+    from slimecli.model_specs import from_config
+
+    return from_config(json.loads((folder / "config.json").read_text()))
+
+
 def edit_json(path: Path, *inside: str, **changes: Any) -> None:
     """Set fields of a JSON file, in the object reached by the keys `inside`."""
     data = json.loads(path.read_text())
