@@ -45,16 +45,16 @@ ray.init = real
 env.quiet_ray()
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
 make = ray.remote(num_cpus=0, max_restarts=0)(Worker).remote
-a, b, c = make(), make(), make()
+a, b, c, slow = make(), make(), make(), make()
 group = TrainerGroup([c], 60.0, [Place("", 0)])
 
 assert wait([a.echo.remote(1, 0.2), b.echo.remote(2)], "two answers", 60) == [1, 2], "answers keep their order"
 
-error, seconds = caught(lambda: wait([a.echo.remote(1, 3.0)], "the slow one", 0.3))
+error, seconds = caught(lambda: wait([slow.echo.remote(1, 3.0)], "the slow one", 0.3))
 assert type(error) is SlimeError and "0.3 s waiting for the slow one" in error.what, error
 assert seconds < 2, seconds
 
-error, seconds = caught(lambda: wait([a.echo.remote(1, 30.0), b.refuse.remote()], "both", 60))
+error, seconds = caught(lambda: wait([slow.echo.remote(1, 30.0), b.refuse.remote()], "both", 60))
 assert type(error) is GateError and error.what == "the worker says no" and error.fix == "mend it", error
 assert seconds < 10, "a failure waits for nobody"
 
