@@ -98,13 +98,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         slots = min(recipe.engine.slots, recipe.rollout.batch_size * recipe.rollout.n_samples_per_prompt)
         values += time_values(recipe, spec, measure(spec.hidden, slots))
     found = warnings(recipe, machine, engines) + sglang_warnings(recipe, on_gpu=on_gpu)
-    on_device = max((int(v.value) for v in values if v.group == GPU_MEMORY), default=0)
-    if on_gpu and on_device > machine.gpu_memory_bytes:
-        found.append(
-            f"about {on_device / 1e9:.1f} GB of GPU memory may be needed at a time, the smallest GPU has "
-            f"{machine.gpu_memory_bytes / 1e9:.1f} GB: more trainer.processes, a lower "
-            "trainer.max_tokens_per_micro_batch or fewer engine.slots take less"
-        )
+    found += device_warnings(recipe, machine, max((int(v.value) for v in values if v.group == GPU_MEMORY), default=0))
     if not on_gpu and memory > machine.memory_bytes:
         found.append(
             f"about {memory / 1e9:.1f} GB of memory may be needed, {machine.memory_bytes / 1e9:.1f} GB are free: "
@@ -140,6 +134,27 @@ def shared_memory_problems(recipe: Recipe, machine: Machine, published: int) -> 
         f"the weights take {published / 1e9:.2f} GB on their way to the engines, /dev/shm has "
         f"{machine.shared_memory_bytes / 1e9:.2f} GB free; give it more (docker run --shm-size=...), or "
         "--set sync.kind=disk"
+    ]
+
+
+def device_warnings(recipe: Recipe, machine: Machine, on_device: int) -> list[str]:
+    """More than a GPU has, or less on it than could be.
+
+    Args:
+        on_device: bytes that one GPU has to hold at a time.
+    """
+    offloads = recipe.algo.name == "ppo" and recipe.algo.critic_offload
+    if offloads and not machine.gpus:
+        return ["algo.critic_offload frees memory of a GPU; without one it only copies"]
+    if not machine.gpus or on_device <= machine.gpu_memory_bytes:
+        return []
+    can_offload = recipe.trainer.backend == "megatron" and recipe.algo.name == "ppo" and not offloads
+    return [
+        f"about {on_device / 1e9:.1f} GB of GPU memory may be needed at a time, the smallest GPU has "
+        f"{machine.gpu_memory_bytes / 1e9:.1f} GB: more trainer.processes, a lower "
+        "trainer.max_tokens_per_micro_batch or fewer engine.slots take less"
+        + ", and so does algo.critic_offload = true"
+        * can_offload
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slimecli.placement import Demand, demand_of
-from slimecli.plan_numbers import LIBRARIES, Value, total_of
+from slimecli.plan_numbers import LIBRARIES, Value, parts_of, total_of
 from slimecli.recipe import Recipe
 from slimecli.trainers.megatron.layout import group_size
 
@@ -41,16 +41,20 @@ def gpu_values(recipe: Recipe, gpus: int, trainer: list[Value], engine: list[Val
     if not gpus and not recipe.cluster.address:
         return []
     demand = gpu_demand(recipe, gpus)
-    size = {v.name: int(v.value) for v in trainer}
-    serves = {v.name: int(v.value) for v in engine}
+    size, serves = parts_of(trainer), parts_of(engine)
     whole = total_of(trainer) - size.get("libraries", 0)
     held = total_of(engine) - serves.get("libraries", 0) if demand.engines else 0
     rows: list[tuple[str, int, str]] = [("learn", whole, "a trainer process; an engine beside it holds nothing")]
     if demand.colocate and demand.engines:
-        resting = size["weights"] + size["optimizer"]
+        lasting = ("weights", "critic", "optimizer", *["gradients"] * (recipe.trainer.backend == "megatron"))
+        resting = sum(size.get(name, 0) for name in lasting)
         rows += [
             ("generate", held, f"an engine; the trainer's {whole / 1e9:.2f} GB rest in host memory"),
-            ("publish", resting + serves["weights"], "weights and optimizer of the trainer, weights of the engine"),
+            (
+                "publish",
+                resting + serves["weights"],
+                f"{', '.join(n for n in lasting if n in size)} of the trainer, weights of the engine",
+            ),
         ]
     elif demand.engines:
         rows = [("trainer's", whole, "one process each"), ("engine's", held, "one engine each")]

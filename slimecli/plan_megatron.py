@@ -55,7 +55,8 @@ def _stands(settings: Settings, name: str, value: Any) -> bool:
 
 def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Value]:
     """Memory of the fullest trainer process: weights, gradients, optimizer, activations, logits; and on a GPU, of the
-    host's memory, the models that wait there."""
+    host's memory, the models that wait there. Where policy and critic take turns, the policy's is the fuller one: it
+    has the logits."""
     settings = settings_of(recipe, spec, on_gpu=on_gpu)
     stages = [_stage_rows(recipe, spec, settings, stage, on_gpu) for stage in range(settings.layout.pp)]
     rows = max(stages, key=lambda r: sum(v for _, v, _ in r))
@@ -65,16 +66,44 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
     waiting = []
     if settings.optimizer.get("optimizer_cpu_offload"):
         part = settings.optimizer.get("optimizer_offload_fraction", 0.0)
-        names = [name for name, _, _ in rows]
-        _, size, reason = rows[names.index("optimizer")]
-        rows[names.index("optimizer")] = ("optimizer", int(size * (1 - part)), reason)
-        waiting = [("optimizer", int(size * part), f"optimizer_cpu_offload: {part:.0%} of its state")]
+        rows = [(n, int(v * (1 - part)) if n == "optimizer" else v, said) for n, v, said in rows]
+        size = int(part * sum(model[-1] for model in _in_training(recipe, spec, settings, stage).values()))
+        waiting = [("optimizer", size, f"optimizer_cpu_offload: {part:.0%} of its state")]
+    waiting += _taking_turns(recipe, spec, settings, stage) if on_gpu else []
     waiting += _beside(recipe, spec, settings, stage)
     if not on_gpu:
         rows[1:1] = waiting
         waiting = []
     values = with_sum("memory of a trainer process", [*rows, ("libraries", RUNTIME_BYTES, LIBRARIES)])
     return values + (with_sum("host memory of a trainer process", waiting) if waiting else [])
+
+
+def _in_training(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> dict[str, tuple[int, int, int]]:
+    """Policy and, with PPO, critic -> bytes of weights, gradients, optimizer."""
+    shares = {"policy": stage_parameters(spec, settings.layout, stage)}
+    if recipe.algo.name == "ppo":
+        shares["critic"] = critic_parameters(spec, settings.layout, stage)
+    compute = _compute_bytes(settings)
+    gradient = MASTER_BYTES if settings.ddp["grad_reduce_in_fp32"] else compute
+    counts = {name: share.dense + share.expert for name, share in shares.items()}
+    return {
+        name: (counts[name] * compute, counts[name] * gradient, _optimizer_bytes(settings, share)[0])
+        for name, share in shares.items()
+    }
+
+
+def _taking_turns(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
+    """What policy and critic take in host memory where only one is on the device: both, while they change places."""
+    models = _in_training(recipe, spec, settings, stage)
+    if not recipe.algo.critic_offload or "critic" not in models:
+        return []
+    offloads = settings.optimizer.get("optimizer_cpu_offload")
+    part = settings.optimizer.get("optimizer_offload_fraction", 0.0) if offloads else 0.0
+    said = "algo.critic_offload: weights, gradients, optimizer, while the {} computes"
+    return [
+        (name, weights + gradients + int(optimizer * (1 - part)), said.format(other))
+        for (name, (weights, gradients, optimizer)), other in zip(models.items(), ("critic", "policy"), strict=True)
+    ]
 
 
 def _beside(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
@@ -105,20 +134,19 @@ def _stage_rows(
     layout, trainer = settings.layout, recipe.trainer
     share = stage_parameters(spec, layout, stage)
     count, compute = share.dense + share.expert, _compute_bytes(settings)
-    gradient = MASTER_BYTES if settings.ddp["grad_reduce_in_fp32"] else compute
     experts = f", of which experts {share.expert / 1e6:,.2f} M" if share.expert else ""
     dtype = "float32" if compute == MASTER_BYTES else "bfloat16"
-    optimizer, how = _optimizer_bytes(settings, share)
+    models, how = _in_training(recipe, spec, settings, stage), _optimizer_bytes(settings, share)[1]
+    weights, gradients, optimizer = models["policy"]
     rows = [
-        ("weights", count * compute, f"{count / 1e6:,.2f} M parameters{experts} in {dtype}"),
-        ("gradients", count * gradient, f"{gradient} bytes per parameter, added up"),
+        ("weights", weights, f"{count / 1e6:,.2f} M parameters{experts} in {dtype}"),
+        ("gradients", gradients, f"{gradients // count} bytes per parameter, added up"),
     ]
-    if recipe.algo.name == "ppo":
-        critic = critic_parameters(spec, layout, stage)
-        count = critic.dense + critic.expert
-        said = f"weights and gradients of {count / 1e6:,.2f} M parameters; its optimizer is counted below"
-        rows.append(("critic", count * (compute + gradient), said))
-        optimizer, how = optimizer + _optimizer_bytes(settings, critic)[0], f"{how}, of policy and critic"
+    if "critic" in models and not (recipe.algo.critic_offload and on_gpu):
+        held = models["critic"]
+        said = f"weights and gradients of {held[0] / compute / 1e6:,.2f} M parameters; its optimizer is counted below"
+        rows.append(("critic", held[0] + held[1], said))
+        optimizer, how = optimizer + held[2], f"{how}, of policy and critic"
     rows += [
         ("optimizer", optimizer, how),
         ("activations, estimated", *_activations(recipe, spec, settings, stage, on_gpu)),

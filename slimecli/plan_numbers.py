@@ -143,8 +143,9 @@ def phase_values(
         engines: how many of them run here; 0 where they run elsewhere, or none is needed.
     """
     ranks = recipe.trainer.processes
-    parts = {v.name: int(v.value) for v in trainer}
-    resting = ranks * sum(parts.get(n, 0) for n in ("weights", "reference model", "optimizer", "libraries"))
+    parts = parts_of(trainer)
+    held_on = ("weights", "critic", "reference model", "teacher", "published weights", "optimizer", "libraries")
+    resting = ranks * sum(parts.get(n, 0) for n in held_on)
     held = total_of(engine) * engines
     processes = f"{ranks} trainer process(es) and {engines} engine(s)"
     rows = [("learn", parts["total"] * ranks + held, f"{processes}: the sums above")]
@@ -193,6 +194,11 @@ def with_sum(group: str, rows: list[tuple[str, int, str]]) -> list[Value]:
 def total_of(values: list[Value]) -> int:
     """The sum line of a memory or disk group."""
     return int(next(v.value for v in values if v.name == "total"))
+
+
+def parts_of(values: list[Value]) -> dict[str, int]:
+    """Name -> bytes of a process's own memory; what it has in the host's beside its device is another group."""
+    return {v.name: int(v.value) for v in values if v.group == values[0].group}
 
 
 def placement_values(recipe: Recipe, machine: Machine, sync: str) -> list[Value]:

@@ -51,6 +51,43 @@ def test_gpus_that_are_shared_hold_one_at_a_time():
     assert phases(0) == {} != phases(0, "cluster.address=x:1")
 
 
+def test_what_lasts_is_there_while_weights_are_published_and_what_waits_in_host_memory_is_not():
+    """A critic, and Megatron's gradient buffers; host memory has rows of the same names."""
+    more = [Value(group="t", name="critic", value=3 * GB, unit="bytes", reason="")]
+    host = [Value(group="h", name=n, value=50 * GB, unit="bytes", reason="") for n in ("critic", "optimizer", "total")]
+    for overrides, trainer, published in (
+        ((), TRAINER, 14),
+        (("trainer.backend=megatron",), TRAINER, 18),
+        (("trainer.backend=megatron",), more + TRAINER, 21),
+        (("trainer.backend=megatron",), TRAINER + host, 18),
+    ):
+        values = gpu_values(load_recipe("", overrides), 1, trainer, ENGINE)
+        found = {v.name: int(v.value) / GB for v in values if v.group == GPU_MEMORY}
+        assert found == {"learn": 16, "generate": 9, "publish": published}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "expected"),
+    [
+        (1, ("algo.name=ppo",), "and so does algo.critic_offload = true"),
+        (1, ("algo.name=ppo", "algo.critic_offload=true"), ""),
+        (1, (), ""),
+        (0, ("algo.name=ppo", "algo.critic_offload=true"), "without one it only copies"),
+        (0, ("algo.name=ppo",), ""),
+    ],
+)
+def test_the_plan_says_when_to_let_policy_and_critic_take_turns(monkeypatch, tmp_path, gpus, overrides, expected):
+    machine = this_machine(tmp_path)
+    small = type(machine)(**{**vars(machine), "gpus": gpus, "gpu_memory_bytes": 10**6 * gpus})
+    monkeypatch.setattr(plan, "this_machine", lambda folder: small)
+    made = plan.make_plan(load_recipe("quickstart", ("trainer.backend=megatron", *overrides)))
+    found = [w for w in made.warnings if "critic_offload" in w]
+    assert bool(found) == bool(expected) and expected in "".join(found)
+    if gpus:
+        (learn,) = [v.value for v in made.values if (v.group, v.name) == ("memory by phase", "learn")]
+        assert learn > made.value("memory of a trainer process", "total")
+
+
 def test_the_plan_shows_bundles_and_warns_of_a_small_gpu(monkeypatch, tmp_path):
     machine = this_machine(tmp_path)
     small = type(machine)(**{**vars(machine), "gpus": 1, "gpu_memory_bytes": 10**6})

@@ -37,6 +37,7 @@ CASES = {
     "recomputed": ("qwen3", (*megatron(), FULL)),
     "reference": ("qwen3", (*megatron(), "algo.kl_coef=0.1")),
     "critic": ("qwen3", (*megatron(), "algo.name=ppo")),
+    "critic in turns": ("qwen3", (*megatron(), "algo.name=ppo", "algo.critic_offload=true")),
     "TP2": ("qwen3", megatron(TP2, SP, processes=2)),
     "PP2": ("qwen3", megatron(PP2, processes=2)),
     "EP2": ("qwen3_moe", megatron(EP2, processes=2)),

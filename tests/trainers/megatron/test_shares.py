@@ -186,10 +186,22 @@ def test_memory_follows_the_layout():
     both = one["memory", "weights"] + one["memory", "gradients"]
     assert ppo["memory", "critic"] == pytest.approx(both, rel=1e-4), "tied: neither has an output layer"
     assert ppo["memory", "optimizer"] == pytest.approx(2 * one["memory", "optimizer"], rel=1e-4)
+    turns = values("algo.name=ppo", "algo.critic_offload=true")
+    assert {k: v for k, v in turns.items() if k[0] == "memory"} == {
+        k: v for k, v in values().items() if k[0] == "memory"
+    }
+    state = sum(one["memory", part] for part in ("weights", "gradients", "optimizer"))
+    assert turns["host", "policy"] == state and turns["host", "critic"] == pytest.approx(state, rel=1e-4)
+    assert turns["host", "total"] == turns["host", "policy"] + turns["host", "critic"]
+    assert values("algo.name=ppo", "algo.critic_offload=true", gpu=False) == values("algo.name=ppo", gpu=False)
     modules = ("megatron.recompute_granularity=selective", "megatron.recompute_modules=['mlp']")
     assert full[name] < values(*modules)[name] < one[name]
     away = values("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
     assert away["host", "optimizer"] == 3 * away["memory", "optimizer"] == one["memory", "optimizer"] * 0.75
+    options = ("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=1.0")
+    third = values("algo.name=ppo", "algo.critic_offload=true", *options)
+    assert third["memory", "optimizer"] == 0 and third["host", "policy"] == state - one["memory", "optimizer"]
+    assert third["host", "optimizer"] == pytest.approx(2 * one["memory", "optimizer"], rel=1e-4)
     tp = "megatron.tensor_model_parallel_size=4"
     split = values(tp, "megatron.sequence_parallel=true", processes=4)
     assert split[name] == pytest.approx(one[name] / 4, rel=0.01)
