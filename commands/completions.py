@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +20,8 @@ EXAMPLES = [
 ]
 
 RUN_FLAGS = ("--run", "-r")
-RECIPE_FLAGS = ("--recipe", "--from")
-ACTIONS = {"runs": ("show",), "recipes": ("show", "copy"), "completions": ("bash", "zsh", "fish")}
-"""command -> words its first argument can be"""
+RECIPE_FLAGS = ("* --recipe", "init --from")
+"""command and flag, as patterns of a shell"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,12 @@ class Words:
 
     commands: dict[str, str]
     """name -> first line of its help"""
-    options: dict[str, list[str]]
-    """command -> its flags"""
+    options: dict[str, dict[str, str]]
+    """command -> flag -> what it takes, as its help says; empty for a switch"""
+    actions: dict[str, list[str]]
+    """command -> words that its arguments can be"""
+    reads_files: list[str]
+    """commands with an argument that is a file"""
     recipes: list[str]
     fields: list[str]
     """`section.key=` for --set"""
@@ -44,23 +48,38 @@ def collect_words() -> Words:
 
     group = typer.main.get_command(build_app())
     found = getattr(group, "commands")  # noqa: B009 -- Typer types it as a plain command
+    arguments = {name: [_metavar(p) for p in found[name].params if not _flags(p)] for name in COMMANDS}
     return Words(
         commands={name: (found[name].help or "").partition("\n")[0].rstrip(".") for name in COMMANDS},
-        options={name: _flags(found[name]) for name in COMMANDS},
+        options={
+            name: {flag: _metavar(p) for p in found[name].params for flag in _flags(p)} | {"--help": ""}
+            for name in COMMANDS
+        },
+        actions={name: [w for metavar in arguments[name] for w in _words_of(metavar)] for name in COMMANDS},
+        reads_files=[name for name in COMMANDS if {"[DATA]", "[FILE]"} & set(arguments[name])],
         recipes=list(shipped_recipes()),
         fields=[f"{name}=" for name, _, _ in recipe_fields()],
     )
 
 
-def _flags(command: object) -> list[str]:
-    flags = [opt for p in getattr(command, "params") for opt in p.opts if opt.startswith("-")]  # noqa: B009
-    return [*flags, "--help"]
+def _flags(parameter: object) -> list[str]:
+    return [opt for opt in getattr(parameter, "opts") if opt.startswith("-")]  # noqa: B009
+
+
+def _metavar(parameter: object) -> str:
+    return "" if getattr(parameter, "is_flag", False) else str(getattr(parameter, "metavar", None) or "VALUE")
+
+
+def _words_of(metavar: str) -> list[str]:
+    """`[check|score]` -> check, score: what is written in small letters is meant literally."""
+    words = metavar.strip("[]").split("|")
+    return [word for word in words if re.fullmatch(r"[a-z0-9_-]+", word) and not word.startswith("-")]
 
 
 def bash_script(words: Words) -> str:
     """Completion for bash 4 and later."""
     cases = "\n".join(
-        f'    {name}) words="{" ".join([*ACTIONS.get(name, ()), *words.options[name]])}" ;;' for name in words.commands
+        f'    {name}) words="{" ".join([*words.actions[name], *words.options[name]])}" ;;' for name in words.commands
     )
     return f"""\
 # Completion of slime for bash; made by `slime completions bash`.
@@ -75,11 +94,11 @@ _slime() {{
   for ((i = 1; i < COMP_CWORD; i++)); do
     if [[ ${{COMP_WORDS[i]}} != -* ]]; then command=${{COMP_WORDS[i]}}; break; fi
   done
-  case $prev in
-    {"|".join(RUN_FLAGS)}) COMPREPLY=($(compgen -W "$(_slime_runs)" -- "$cur") $(compgen -d -- "$cur")); return ;;
-    {"|".join(RECIPE_FLAGS)}) COMPREPLY=($(compgen -W "{" ".join(words.recipes)}" -- "$cur") $(compgen -f -- "$cur"))
+  case "$command $prev" in
+    {_any(RUN_FLAGS)}) COMPREPLY=($(compgen -W "$(_slime_runs)" -- "$cur") $(compgen -d -- "$cur")); return ;;
+    {_patterns(RECIPE_FLAGS)}) COMPREPLY=($(compgen -W "{" ".join(words.recipes)}" -- "$cur") $(compgen -f -- "$cur"))
       return ;;
-    --set) COMPREPLY=($(compgen -W "{" ".join(words.fields)}" -- "$cur")); compopt -o nospace; return ;;
+    *" --set") COMPREPLY=($(compgen -W "{" ".join(words.fields)}" -- "$cur")); compopt -o nospace; return ;;
   esac
   case $command in
     "") words="{" ".join(words.commands)} --help --version --debug" ;;
@@ -96,11 +115,19 @@ complete -F _slime slime
 """
 
 
+def _any(flags: tuple[str, ...]) -> str:
+    """A `case` pattern: one of these flags, whatever the command."""
+    return _patterns(tuple(f"* {flag}" for flag in flags))
+
+
+def _patterns(pairs: tuple[str, ...]) -> str:
+    return "|".join(f'*"{pair.removeprefix("*")}"' if pair.startswith("*") else f'"{pair}"' for pair in pairs)
+
+
 def zsh_script(words: Words) -> str:
     """Completion for zsh; goes into a folder of $fpath as _slime."""
     cases = "\n".join(
-        f"    {name}) options=({' '.join([*ACTIONS.get(name, ()), *words.options[name]])}) ;;"
-        for name in words.commands
+        f"    {name}) options=({' '.join([*words.actions[name], *words.options[name]])}) ;;" for name in words.commands
     )
     described = "\n".join(f"    '{name}:{_quoted(text)}'" for name, text in words.commands.items())
     return f"""\
@@ -118,10 +145,10 @@ _slime() {{
   for ((i = 2; i < CURRENT; i++)); do
     if [[ $words[i] != -* ]]; then command=$words[i]; break; fi
   done
-  case $words[CURRENT-1] in
-    {"|".join(RUN_FLAGS)}) compadd -a runs; _files -/; return ;;
-    {"|".join(RECIPE_FLAGS)}) compadd -a recipes; _files -g '*.toml'; return ;;
-    --set) compadd -S '' -a fields; return ;;
+  case "$command $words[CURRENT-1]" in
+    {_any(RUN_FLAGS)}) compadd -a runs; _files -/; return ;;
+    {_patterns(RECIPE_FLAGS)}) compadd -a recipes; _files -g '*.toml'; return ;;
+    *" --set") compadd -S '' -a fields; return ;;
   esac
   case $command in
     '') _describe command commands; compadd -- --help --version --debug; return ;;
@@ -156,22 +183,30 @@ def fish_script(words: Words) -> str:
         lines.append(f"complete -c slime -n __fish_use_subcommand -a {name} -d '{_quoted(text)}'")
     for name, flags in words.options.items():
         seen = f"-n '__fish_seen_subcommand_from {name}'"
-        for action in ACTIONS.get(name, ()):
+        for action in words.actions[name]:
             lines.append(f"complete -c slime {seen} -a {action}")
-        for flag in flags:
+        for flag, metavar in flags.items():
             kind = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            lines.append(f"complete -c slime {seen} {kind}{_fish_values(flag, words)}")
+            lines.append(f"complete -c slime {seen} {kind}{_fish_values(f'{name} {flag}', metavar, words)}")
+    lines.append(f"complete -c slime -n '__fish_seen_subcommand_from {' '.join(words.reads_files)}' -F")
     lines.append("complete -c slime -n '__fish_seen_subcommand_from runs watch report' -a '(__slime_runs)'")
     lines.append(f"complete -c slime -n '__fish_seen_subcommand_from recipes' -a '{' '.join(words.recipes)}'")
     return "\n".join(lines) + "\n"
 
 
-def _fish_values(flag: str, words: Words) -> str:
-    if flag in RUN_FLAGS:
+def _fish_values(place: str, metavar: str, words: Words) -> str:
+    """What may follow a flag; `place` is "COMMAND FLAG"."""
+    if not metavar:
+        return ""
+    if place.endswith(tuple(f" {flag}" for flag in RUN_FLAGS)):
         return " -x -a '(__slime_runs)'"
-    if flag in RECIPE_FLAGS:
+    if place.endswith(" --set"):
+        return f" -x -a '{' '.join(words.fields)}'"
+    if any(place.endswith(p.removeprefix("*")) if p.startswith("*") else place == p for p in RECIPE_FLAGS):
         return f" -r -F -a '{' '.join(words.recipes)}'"
-    return f" -x -a '{' '.join(words.fields)}'" if flag == "--set" else ""
+    if re.search(r"FILE|DIR|PATH", metavar):
+        return " -r -F"
+    return f" -x -a '{' '.join(_words_of(metavar))}'"
 
 
 def _quoted(text: str) -> str:

@@ -30,10 +30,10 @@ _slime() {
   for ((i = 2; i < CURRENT; i++)); do
     if [[ $words[i] != -* ]]; then command=$words[i]; break; fi
   done
-  case $words[CURRENT-1] in
-    --run|-r) compadd -a runs; _files -/; return ;;
-    --recipe|--from) compadd -a recipes; _files -g '*.toml'; return ;;
-    --set) compadd -S '' -a fields; return ;;
+  case "$command $words[CURRENT-1]" in
+    *" --run"|*" -r") compadd -a runs; _files -/; return ;;
+    *" --recipe"|"init --from") compadd -a recipes; _files -g '*.toml'; return ;;
+    *" --set") compadd -S '' -a fields; return ;;
   esac
   case $command in
     '') _describe command commands; compadd -- --help --version --debug; return ;;
@@ -52,8 +52,8 @@ _slime() {
     report) options=(--run -r --out -o --bundle --json --help) ;;
     runs) options=(show --json --help) ;;
     recipes) options=(show copy --fields --algorithms --resolved --model --set --json --help) ;;
-    models) options=(--filter --json --help) ;;
-    reward) options=(--type --recipe --set --limit --as --list --json --help) ;;
+    models) options=(show --filter --json --help) ;;
+    reward) options=(check score --type --recipe --set --limit --as --list --json --help) ;;
     doctor) options=(--json --help) ;;
     completions) options=(bash zsh fish --write --json --help) ;;
   esac
