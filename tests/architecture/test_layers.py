@@ -114,7 +114,7 @@ PLAN = (
     "static",
 )
 FOR_PLAN = (
-    *(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "shares")),
+    *(f"slimecli.trainers.megatron.{name}" for name in ("arguments", "fields", "layout", "refusals", "shares")),
     *(f"slimecli.engines.sglang.{name}" for name in ("arguments", "fields")),
     "slimecli.engines.router.programs",
 )

@@ -15,8 +15,9 @@ from slimecli.errors import UsageError, nearest
 from slimecli.model_specs import ModelSpec
 from slimecli.recipe import Recipe
 from slimecli.static import hook_problem
-from slimecli.trainers.megatron.fields import known_fields, type_problem
+from slimecli.trainers.megatron.fields import known_fields, takes_object, type_problem
 from slimecli.trainers.megatron.layout import SIZES, Layout, field_name, problems
+from slimecli.trainers.megatron.refusals import refused
 
 _RECIPE = {
     "lr": "trainer.lr",
@@ -38,6 +39,13 @@ _RECIPE = {
     "save": "the run directory",
     "lr_decay_style": "trainer.lr_schedule",
     "lr_warmup_iters": "trainer.warmup_steps",
+    "lr_decay_iters": "steps",
+    "train_iters": "steps",
+    "save_interval": "checkpoint.interval",
+    "eval_interval": "eval.interval",
+    "max_tokens_per_gpu": "trainer.max_tokens_per_micro_batch",
+    "tokenizer_model": "model.path",
+    "hf_checkpoint": "model.path",
 }
 """flag -> where the recipe says it"""
 FROM_MODEL = frozenset(
@@ -70,6 +78,8 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 NEEDS_GPU = (
     *("tp_comm_overlap", "gradient_accumulation_fusion", "optimizer_cpu_offload", "cpu_offloading"),
     *("cuda_graph_impl", "enable_cuda_graph", "nccl_ub", "use_precision_aware_optimizer"),
+    *("external_cuda_graph", "symmetric_ar_type", "batch_invariant_mode", "use_kitchen", "use_kitchen_attention"),
+    *("fused_single_qkv_rope", "use_ring_exchange_p2p"),
 )
 NEEDS_TRANSFORMER_ENGINE = (
     *("fp8", "fp4", "tp_comm_overlap", "cpu_offloading", "use_te_rng_tracker", "moe_permute_fusion"),
@@ -168,7 +178,7 @@ def _arguments(recipe: Recipe, spec: ModelSpec) -> tuple[dict[str, Any], list[st
         elif field in FROM_MODEL or (name in model and not name.startswith("moe_")):
             errors.append(f"[megatron] {said}: it follows from the model ({spec.name})")
         elif name not in known:
-            flags = sorted(k.replace("_", "-") if "-" in said else k for k in known)
+            flags = sorted(k.replace("_", "-") if "-" in said else k for k in known if not takes_object(k))
             errors.append(f"[megatron] {said} is no argument of the installed megatron-core{nearest(said, flags)}")
         elif field in given:
             errors.append(f"[megatron] {said}: {field} is given twice")
@@ -176,7 +186,8 @@ def _arguments(recipe: Recipe, spec: ModelSpec) -> tuple[dict[str, Any], list[st
             given[field] = value
             problem = _size_problem(field, value) if field in SIZES else type_problem(field, value)
             errors += [problem] if problem else []
-    return given, errors
+    values = {name: value for name, value in given.items() if name != "spec"}
+    return given, [*errors, *refused(values, spec, own_layers="spec" in given)]
 
 
 def _size_problem(field: str, value: Any) -> str:
@@ -245,7 +256,8 @@ def _contradictions(given: Mapping[str, Any], recipe: Recipe, on_gpu: bool) -> I
         yield "[megatron] fp8 and fp4: keep one of them"
     wanted = [name for name, value in given.items() if value and value != "none"]
     if not on_gpu:
-        yield from (f"[megatron] {name} needs a GPU, and there is none here" for name in wanted if name in NEEDS_GPU)
+        there = (*NEEDS_GPU, *NEEDS_TRANSFORMER_ENGINE)
+        yield from (f"[megatron] {name} needs a GPU, and there is none here" for name in wanted if name in there)
         return
     if importlib.util.find_spec("transformer_engine") is None:
         missing = (name for name in wanted if name in NEEDS_TRANSFORMER_ENGINE)

@@ -55,12 +55,35 @@ def megatron_folder() -> Path:
 
 def type_problem(name: str, value: Any) -> str:
     """Why a value cannot be that of a field; empty if it can, or if no such field is known."""
-    kinds = [fields[name] for fields in known_fields().values() if name in fields]
+    kinds = _kinds(name)
     if not kinds or any(annotation_fits(kind, value, _NAMED) for kind in kinds):
-        return ""
-    if all(_is_object(kind) for kind in kinds):
+        names = _enumerated(kinds[0]) if kinds else ()
+        wrong = bool(names) and value not in names
+        return f"[megatron] {name} = {value!r}: it takes one of {', '.join(names)}" if wrong else ""
+    if takes_object(name):
         return f"[megatron] {name} takes a Python object, which no recipe can give"
     return f"[megatron] {name} = {value!r}: it takes {annotation_said(kinds[0])}"
+
+
+def takes_object(name: str) -> bool:
+    """Whether a field takes a Python object, which no recipe can give."""
+    kinds = _kinds(name)
+    return bool(kinds) and all(_is_object(kind) for kind in kinds)
+
+
+def _kinds(name: str) -> list[ast.expr]:
+    """The types of a field in all parts that have it."""
+    return [fields[name] for fields in known_fields().values() if name in fields]
+
+
+def _enumerated(kind: ast.expr) -> tuple[str, ...]:
+    """The names that an enumeration of megatron-core has; empty where a type is none, or more than one."""
+    if not isinstance(kind, ast.Name) or kind.id not in _NAMED:
+        return ()
+    tree = ast.parse((megatron_folder() / "transformer" / "enums.py").read_text(encoding="utf-8"))
+    bodies = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.id]
+    assigned = [n.targets[0] for body in bodies for n in body if isinstance(n, ast.Assign)]
+    return tuple(t.id for t in assigned if isinstance(t, ast.Name))
 
 
 def _is_object(kind: ast.expr) -> bool:

@@ -153,12 +153,20 @@ def _tensor(spec: ModelSpec, layout: Layout) -> list[str]:
 
 
 def _pipeline(spec: ModelSpec, layout: Layout) -> list[str]:
+    ends = {"decoder-first": layout.first_layers, "decoder-last": layout.last_layers}
     if layout.pp == 1:
-        return ["interleaved pipelining needs a pipeline-model-parallel-size above 1"] if layout.vpp > 1 else []
+        asked = ["interleaved pipelining"] * (layout.vpp > 1)
+        asked += [f"{end}-pipeline-num-layers" for end, given in ends.items() if given]
+        return [f"{what} needs a pipeline-model-parallel-size above 1" for what in asked]
     layers, stages = spec.layers, layout.pp
-    for given in (layout.first_layers, layout.last_layers):
+    for end, given in ends.items():
         if given:
             layers, stages = layers - given, stages - 1
+        if given % layout.vpp:
+            near = nearest_sizes(given, lambda n: n % layout.vpp == 0, given + layout.vpp)
+            return [
+                f"{end}-pipeline-num-layers {given} is no multiple of the {layout.vpp} chunks of a stage; {near} is"
+            ]
     parts = stages * layout.vpp
     if layers < parts or (parts and layers % parts) or (not parts and layers):
         uneven = layout.first_layers or layout.last_layers

@@ -101,7 +101,12 @@ def make_config(spec: ModelSpec, settings: Settings) -> Any:
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     numbers = {**_numbers(spec), **_objects(settings.transformer)}
-    return (MLATransformerConfig if spec.mla else TransformerConfig)(**numbers)
+    try:
+        return (MLATransformerConfig if spec.mla else TransformerConfig)(**numbers)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"megatron-core refuses what [megatron] says: {error}", "`docs/megatron.md` lists what [megatron] takes"
+        ) from error
 
 
 def _has_transformer_engine() -> bool:

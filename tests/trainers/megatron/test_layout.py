@@ -37,6 +37,16 @@ def said(spec, **sizes):
         (DENSE, {"world": 5, "pp": 5}, "6 layers cannot be divided over 5 pipeline parts"),
         (DENSE, {"world": 2, "pp": 2, "vpp": 2}, "6 layers cannot be divided over 4 pipeline parts; 3 or 6 would do"),
         (DENSE, {"world": 3, "pp": 3, "first_layers": 1}, "5 layers besides the first and last stage"),
+        (
+            replace(DENSE, layers=7),
+            {"world": 2, "pp": 2, "vpp": 2, "first_layers": 3},
+            "decoder-first-pipeline-num-layers 3 is no multiple of the 2 chunks of a stage; 2 or 4 is",
+        ),
+        (
+            DENSE,
+            {"world": 1, "last_layers": 3},
+            "decoder-last-pipeline-num-layers needs a pipeline-model-parallel-size",
+        ),
         (DENSE, {"world": 1, "vpp": 2}, "interleaved pipelining needs a pipeline-model-parallel-size above 1"),
         (DENSE, {"world": 1, "sp": True}, "sequence-parallel needs a tensor-model-parallel-size above 1"),
         (DENSE, {"world": 2, "ep": 2}, "expert-model-parallel-size 2: qwen3-0.6b has no experts"),
@@ -59,6 +69,7 @@ def test_reasons(spec, sizes, reason):
         (DENSE, {"world": 2, "pp": 2, "first_layers": 2}),
         (DENSE, {"world": 2, "pp": 2, "first_layers": 1, "last_layers": 5}),
         (DENSE, {"world": 8, "pp": 2, "cp": 2, "vpp": 3}),
+        (DENSE, {"world": 2, "pp": 2, "vpp": 2, "first_layers": 2}),
         (MOE, {"world": 8, "tp": 2, "sp": True, "ep": 4, "etp": 1}),
     ],
 )
