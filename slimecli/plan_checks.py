@@ -22,6 +22,7 @@ from slimecli.recipe import Recipe
 from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
+from slimecli.trainers.megatron.layout import data_ranks
 
 _FIELD = re.compile(r"[a-z_]+\.[a-z_]+(?:\.[a-z_]+)*")
 """dotted name of a recipe field in a message"""
@@ -106,11 +107,13 @@ def check_batch(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
             f"{made} answers, but trainer.global_batch_size {trainer.global_batch_size} x trainer.steps_per_rollout "
             f"{trainer.steps_per_rollout} = {used}; nearest: {', or '.join(fixes)}"
         )
-    if trainer.global_batch_size % trainer.processes:
-        lower = trainer.global_batch_size // trainer.processes * trainer.processes
+    ranks = data_ranks(recipe)
+    if trainer.global_batch_size % ranks:
+        lower = trainer.global_batch_size // ranks * ranks
+        shared = f"trainer.processes {ranks}" if ranks == trainer.processes else f"the {ranks} data-parallel processes"
         yield (
-            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of trainer.processes "
-            f"{trainer.processes}; nearest: {lower or trainer.processes} or {lower + trainer.processes}"
+            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of {shared}; "
+            f"nearest: {lower or ranks} or {lower + ranks}"
         )
 
 

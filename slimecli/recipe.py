@@ -42,6 +42,8 @@ from slimecli.recipe_tools import ToolsSection
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
 
+PASSED_ON_TABLES = ("megatron", "sglang", "router")
+"""tables of arguments that other programs take, with dashes or underscores"""
 _SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size", "pp": "pp_size", "pipeline_parallel_size": "pp_size"}
 
 
@@ -198,6 +200,9 @@ def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
         if not isinstance(node, dict):
             raise UsageError(f"--set {'.'.join(keys)}: {key!r} is not a section", "see `slime recipes --fields`")
         tree = node
+    if len(keys) == 2 and keys[0] in PASSED_ON_TABLES:
+        for said in [k for k in tree if k.replace("-", "_") == keys[1].replace("-", "_")]:
+            del tree[said]  # the same argument in the other spelling
     tree[keys[-1]] = value
 
 

@@ -18,6 +18,15 @@ def test_flags_become_values_of_the_megatron_table():
     assert megatron_overrides([]) == ()
 
 
+def test_the_later_of_two_spellings_stands():
+    """What follows `--` replaces the recipe's own argument, and never stands beside it."""
+    before = ("megatron.tensor_model_parallel_size=2", "megatron.sequence-parallel=true", "sglang.tp_size=1")
+    words = ["--tensor-model-parallel-size", "4", "--sequence_parallel", "false"]
+    recipe = load_recipe("", (*before, *megatron_overrides(words), "sglang.tp-size=2"))
+    assert recipe.megatron == {"tensor-model-parallel-size": 4, "sequence_parallel": False}
+    assert recipe.sglang == {"tp-size": 2}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [(["2"], "'2' is no option"), (["--"], "no option"), (["--a", "1", "2"], "--a has 2 values: 1 2")],

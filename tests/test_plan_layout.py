@@ -2,6 +2,7 @@
 
 import pytest
 
+from slimecli.plan_checks import check_batch
 from slimecli.plan_layout import check_placement
 from slimecli.recipe import load_recipe
 
@@ -41,3 +42,22 @@ def test_each_contradiction_is_the_one_problem_told(overrides, expected):
 )
 def test_what_goes_together_is_let_through(overrides):
     assert problems(*overrides) == []
+
+
+STAGES = ("trainer.backend=megatron", "megatron.pipeline-model-parallel-size=3", "steps=0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("trainer.processes=3", "steps=0"), "32 is no multiple of trainer.processes 3; nearest: 30 or 33"),
+        ((*STAGES, "trainer.processes=3"), ""),
+        ((*STAGES, "trainer.processes=12"), ""),
+        ((*STAGES, "trainer.processes=9"), "32 is no multiple of the 3 data-parallel processes; nearest: 30 or 33"),
+        ((*STAGES, "trainer.processes=10"), ""),
+        ((*STAGES, "trainer.processes=9", "megatron.context_parallel_size=x"), ""),
+    ],
+)
+def test_a_batch_is_divided_over_the_ranks_that_take_different_samples(overrides, told):
+    problems = list(check_batch(load_recipe("", ("trainer.global_batch_size=32", *overrides)), None))
+    assert [p.partition("batch_size ")[2] for p in problems] == [told] * bool(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,18 @@ def group_size(recipe: Recipe) -> int:
         return 1
     sizes = {SIZES.get(field_name(k)): v for k, v in recipe.megatron.items()}
     return int(sizes.get("tp", 1)) * int(sizes.get("cp", 1))
+
+
+def data_ranks(recipe: Recipe) -> int:
+    """Trainer processes that take different samples; 1 where sizes are wrong, which is told elsewhere."""
+    processes = recipe.trainer.processes
+    if recipe.trainer.backend != "megatron":
+        return processes
+    sizes = {SIZES.get(field_name(k)): v for k, v in recipe.megatron.items()}
+    model = [sizes.get(name, 1) for name in ("tp", "pp", "cp")]
+    if not all(isinstance(size, int) and size > 0 for size in model):
+        return 1
+    return 1 if processes % math.prod(model) else processes // math.prod(model)
 
 
 @dataclass(frozen=True, kw_only=True)
