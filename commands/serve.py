@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt, with_fields
+from slimecli.commands._options import RecipeOpt, RunOpt, SetOpt, with_fields
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -89,7 +89,9 @@ COMMAND = with_fields(
 
 def cli(
     run: RunOpt = "",
-    model: ModelOpt = "",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME|DIR|RUN", help="registry name, local HF folder, or a run")
+    ] = "",
     step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0: a free one")] = 8000,
     api_key: Annotated[
@@ -105,10 +107,12 @@ def cli(
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import UsageError
     from slimecli.recipe import load_recipe
-    from slimecli.rundir import open_run
+    from slimecli.rundir import is_run, open_run
     from slimecli.session import step_weights
     from slimecli.weights.source import resolve_model_dir
 
+    if model and not run and is_run(model):
+        run, model = model, ""
     run = run or ("" if model else follow or record)
     if bool(run) == bool(model):
         raise UsageError("say --run NAME or --model DIR", "see `slime serve --help`")

@@ -346,12 +346,16 @@ def run_path(name: str) -> Path:
     return Path(name) if "/" in name or name in (".", "..") else env.runs_root() / name
 
 
+def is_run(name: str) -> bool:
+    """Whether there is a run of this name or path."""
+    return (run_path(name) / "run.json").is_file()
+
+
 def open_run(name: str) -> RunDir:
     """An existing run."""
-    root = run_path(name)
-    if not (root / "run.json").is_file():
-        raise UsageError(f"no run at {root}", "`slime runs` lists runs; `slime run --recipe quickstart` makes one")
-    return RunDir(root)
+    if is_run(name):
+        return RunDir(run_path(name))
+    raise UsageError(f"no run at {run_path(name)}", "`slime runs` lists runs; `slime run --recipe quickstart` makes one")
 
 
 def create_run(name: str, recipe: Recipe, recipe_text: str = "", *, overwrite: bool = False) -> RunDir:

@@ -59,13 +59,13 @@ async def serve_all(asked: Serving) -> None:
     recipe = asked.recipe
     warn_if_open(recipe.engine.host, asked.api_key)
     check_free(recipe.engine.host, asked.port)
-    fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
     stop = asyncio.Event()
-    on_signals(stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(fleet.close)
-        await _mark(fleet, asked)
         store = stack.enter_context(recording(asked.record.live_dir)) if asked.record else None
+        fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
+        stack.push_async_callback(fleet.close)
+        on_signals(stop.set)
+        await _mark(fleet, asked)
         sessions = _sessions(fleet, store) if store else None
         app = web_app(_routes(fleet, sessions, recipe), api_key=asked.api_key, max_body=MAX_BODY)
         listener = Listener(app, drain_s=recipe.rollout.request_timeout_s)

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.engines.embedded.kv import KVCache
+from slimecli.errors import SlimeError
 
 PROMPTS = [[3 + i * 7 % 290, 5, 9, 20 + i, 7, 8, 1][: 1 + i % 7] for i in range(9)] + [list(range(10, 90))]
 
@@ -167,3 +169,9 @@ def test_bfloat16_is_close(models, open_engine):
     expected = logits.log_softmax(-1)[19:-1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
     gap = (torch.tensor(log_probs) - expected).abs()
     assert 1e-5 < gap.mean() < 0.05
+
+
+def test_memory_that_is_not_to_be_had_is_told_with_its_size():
+    with pytest.raises(SlimeError, match=r"of 1000000000 answers of 1000000 tokens are not to be had") as error:
+        KVCache((2, 10**9, 2, 10**6, 16), torch.float32, torch.device("cpu"))
+    assert "engine.slots" in error.value.fix

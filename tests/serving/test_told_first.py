@@ -1,9 +1,14 @@
 """What cannot work is told before an engine loads a model, which may take minutes."""
 
+import os
 import socket
 
 import pytest
 
+from slimecli.commands import serve
+from slimecli.recipe import load_recipe
+from slimecli.rundir import create_run
+from slimecli.serving.store import recording
 from tests.forked import slime
 from tests.models import tiny_model
 
@@ -30,6 +35,25 @@ def test_replicas_without_a_router(model, no_engine, tmp_path):
     assert ended.code == 2 and ended.out == "", ended.err
     assert "2 replicas behind one address need a router, but engine.router = 'none'" in ended.err
     assert "fix: --router auto, or --replicas 1" in ended.err
+
+
+def test_a_folder_that_another_server_records_into(model, no_engine, tmp_path):
+    run = create_run(str(tmp_path / "talk"), load_recipe())
+    with recording(run.live_dir):
+        words = ("serve", "--model", str(model), "--record", str(run.root), "--port", "0")
+        ended = slime(*words, folder=tmp_path, timeout_s=30)
+    assert ended.code == 1 and ended.out == "", ended.err
+    assert f"is being recorded into by process {os.getpid()}" in ended.err
+
+
+def test_a_run_may_stand_where_a_model_does(monkeypatch, tmp_path):
+    run = create_run(str(tmp_path / "talk"), load_recipe())
+    (run.weights_dir(3)).mkdir(parents=True)
+    served = []
+    monkeypatch.setattr(serve, "serve", lambda recipe, weights, **more: served.append((weights, more["version"])))
+    monkeypatch.setattr("slimecli.session.step_weights", lambda run, recipe, version: run.weights_dir(version))
+    serve.cli(model=str(run.root), step=3)
+    assert served == [(run.weights_dir(3), 3)]
 
 
 @pytest.mark.parametrize("replicas", ["1", "2"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from slimecli.errors import SlimeError
+
 WINDOW = 64
 """attended lengths are rounded up to this many positions, so that shapes repeat"""
 ROWS = 16
@@ -42,8 +44,17 @@ class KVCache:
 
     def allocate(self) -> None:
         """Take the memory. Zeros: a masked position must not hold NaN."""
-        layers, *rest = self.shape
-        self.kv = torch.zeros(layers, 2, *rest, dtype=self.dtype, device=self.device)
+        layers, slots, heads, length, size = self.shape
+        try:
+            self.kv = torch.zeros(layers, 2, *self.shape[1:], dtype=self.dtype, device=self.device)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            wanted = 2 * layers * slots * heads * length * size * self.dtype.itemsize / 1e9
+            raise SlimeError(
+                f"{wanted:.1f} GB for the keys and values of {slots} answers of {length} tokens are not to be had",
+                "lower engine.slots or engine.max_context",
+            ) from None
 
     def free(self) -> None:
         """Give the memory back."""
