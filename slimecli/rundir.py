@@ -355,7 +355,7 @@ def open_run(name: str) -> RunDir:
     """An existing run."""
     if is_run(name):
         return RunDir(run_path(name))
-    raise UsageError(f"no run at {run_path(name)}", "`slime runs` lists runs; `slime run --recipe quickstart` makes one")
+    raise UsageError(f"no run at {run_path(name)}", "`slime runs` lists all; `slime run --recipe quickstart` makes one")
 
 
 def create_run(name: str, recipe: Recipe, recipe_text: str = "", *, overwrite: bool = False) -> RunDir:
