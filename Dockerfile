@@ -1,5 +1,6 @@
 # CPU by default:     docker build -t slime .
-# with CUDA:          docker build -t slime --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
+# with CUDA:          docker build -t slime --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
+#                     and `docker run --gpus all ...`
 # with Megatron:      docker build -t slime --build-arg EXTRAS=[megatron] .
 # the quickstart:     docker run --rm --shm-size=2g -v "$PWD/runs:/slime/runs" slime run --recipe quickstart
 ARG BASE=ubuntu:24.04

@@ -1,5 +1,6 @@
 """Wheel and sdist hold everything, and put one name into site-packages."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import zipfile
 
 import pytest
 
+import bootstrap
 from slimecli import __version__
 from slimecli.commands.doctor import REQUIRED
 from tests.architecture.sources import ROOT, library_files, module_name
@@ -84,3 +86,15 @@ def test_package_data_patterns_reach_every_data_file():
     others = [p for f in ("commands", "model_specs", "data_tools") for p in (ROOT / f).rglob("*") if p.is_file()]
     kinds = {p.suffix for p in others if "__pycache__" not in p.parts} - {".py", ".pyc"}
     assert kinds <= {".toml", ".jinja"}, kinds
+
+
+def test_the_container_is_made_of_what_is_here():
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    sources = [word for line in re.findall(r"^COPY (.*)", text, re.MULTILINE) for word in line.split()[:-1]]
+    assert sources and all((ROOT / source).exists() for source in sources)
+    assert re.findall(r"torch==[\d.]+", text) == [bootstrap.TORCH]
+    cuda = re.findall(r"nvidia/cuda:(\d+)\.(\d+)\.\d+-runtime.*/whl/cu(\d+)", text)
+    assert [major + minor for major, minor, _ in cuda] == [index for _, _, index in cuda] != []
+    extras = re.findall(r"EXTRAS=\[(\w+)\]", text)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras and set(extras) <= set(known)
