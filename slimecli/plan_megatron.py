@@ -17,6 +17,8 @@ from slimecli.trainers.megatron.shares import (
     Parameters,
     critic_parameters,
     padded_vocab,
+    prediction_parameters,
+    prediction_width,
     stage_layers,
     stage_parameters,
     token_width,
@@ -80,7 +82,7 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
 
 def _in_training(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> dict[str, tuple[int, int, int]]:
     """Policy and, with PPO, critic -> bytes of weights, gradients, optimizer."""
-    shares = {"policy": stage_parameters(spec, settings.layout, stage)}
+    shares = {"policy": _share(spec, settings, stage)}
     if recipe.algo.name == "ppo":
         shares["critic"] = critic_parameters(spec, settings.layout, stage)
     compute = _compute_bytes(settings)
@@ -90,6 +92,16 @@ def _in_training(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int
         name: (counts[name] * compute, counts[name] * gradient, _optimizer_bytes(settings, share)[0])
         for name, share in shares.items()
     }
+
+
+def _share(spec: ModelSpec, settings: Settings, stage: int) -> Parameters:
+    """Of the policy, with the prediction layers that are trained."""
+    share = stage_parameters(spec, settings.layout, stage)
+    return share + prediction_parameters(spec, settings.layout) if _predicts(settings, stage) else share
+
+
+def _predicts(settings: Settings, stage: int) -> bool:
+    return settings.prediction > 0 and stage == settings.layout.pp - 1
 
 
 def _taking_turns(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
@@ -132,9 +144,10 @@ def _stage_rows(
     recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int, on_gpu: bool
 ) -> list[tuple[str, int, str]]:
     layout, trainer = settings.layout, recipe.trainer
-    share = stage_parameters(spec, layout, stage)
+    share = _share(spec, settings, stage)
     count, compute = share.dense + share.expert, _compute_bytes(settings)
     experts = f", of which experts {share.expert / 1e6:,.2f} M" if share.expert else ""
+    experts += ", prediction layers included," if _predicts(settings, stage) else ""
     dtype = "float32" if compute == MASTER_BYTES else "bfloat16"
     models, how = _in_training(recipe, spec, settings, stage), _optimizer_bytes(settings, share)[1]
     weights, gradients, optimizer = models["policy"]
@@ -147,6 +160,9 @@ def _stage_rows(
         said = f"weights and gradients of {held[0] / compute / 1e6:,.2f} M parameters; its optimizer is counted below"
         rows.append(("critic", held[0] + held[1], said))
         optimizer, how = optimizer + held[2], f"{how}, of policy and critic"
+    if _predicts(settings, stage) and layout.pp > 1 and not spec.tied:
+        table = padded_vocab(spec, layout.tp) // layout.tp * spec.hidden
+        rows.append(("embedding", table * compute, "the first stage's, for the prediction layers"))
     rows += [
         ("optimizer", optimizer, how),
         ("activations, estimated", *_activations(recipe, spec, settings, stage, on_gpu)),
@@ -185,13 +201,15 @@ def _activations(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int
     modules = settings.transformer.get("recompute_modules") or () if granularity == "selective" else ()
     layers = stage_layers(spec, layout)[stage]
     widths = [token_width(spec, layout, i, recomputed=modules, fused=fused) for i in layers]
+    if _predicts(settings, stage):
+        widths.append(prediction_width(spec, layout, recomputed=modules, fused=fused))
     per_batch, how = sum(widths), ", selectively recomputed" * (granularity == "selective")
     in_flight = min(_in_flight(layout, stage), _micro_batches(recipe, layout))
     total = per_batch * in_flight
     if granularity == "full":
         # what goes into a layer is kept; the layers of one step of recomputation are whole while it runs
         every = settings.transformer["recompute_num_layers"]
-        kept = spec.hidden / (layout.tp if layout.sp else 1) * len(layers)
+        kept = spec.hidden / (layout.tp if layout.sp else 1) * len(widths)
         once = max(sum(widths[i : i + every]) for i in range(0, max(len(widths), 1), every))
         block = settings.transformer["recompute_method"] == "block"
         if block:

@@ -7,6 +7,7 @@ Names in `[megatron]` are Megatron-LM's flags, with dashes or underscores. Neith
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,10 +70,13 @@ _ALIASES = {
     "rope_fusion": "apply_rope_fusion",
 }
 """Megatron-LM's flag -> megatron-core's field, where they differ"""
+PREDICTION = "mtp_loss_scaling_factor"
+"""the flag that has prediction layers trained"""
 DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("use_distributed_optimizer", True, "optimizer state is divided over data-parallel processes"),
     ("grad_reduce_in_fp32", True, "gradients are added up in float32 whatever the weights are"),
     ("moe_token_dispatcher_type", "alltoall", "micro-batches differ in length, which `allgather` cannot have"),
+    (PREDICTION, 0.0, "multi-token-prediction layers stay as the model's folder has them unless it is above 0"),
 )
 """(field, value, reason) of what slime sets unless [megatron] says otherwise"""
 NEEDS_GPU = (
@@ -103,6 +107,11 @@ class Settings:
     """`module:function` that makes the layer spec instead of slime; empty: slime's"""
     forced: tuple[tuple[str, Any, str], ...] = ()
     """(field, value, reason) of what the backend decides"""
+
+    @property
+    def prediction(self) -> float:
+        """Weight of the prediction layers' loss; 0: they are not trained."""
+        return float(self.transformer[PREDICTION] or 0.0)
 
 
 @dataclass(frozen=True)
@@ -138,6 +147,12 @@ def settings_of(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> Settings:
     return Settings(layout=reading.layout, layer_spec=reading.layer_spec, forced=tuple(reading.forced), **parts)
 
 
+def without_prediction(recipe: Recipe) -> Recipe:
+    """The recipe of a model whose prediction layers are not trained, whatever the policy's are."""
+    kept = {name: value for name, value in recipe.megatron.items() if field_name(name) != PREDICTION}
+    return recipe.model_copy(update={"megatron": kept})
+
+
 def _read(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> _Reading:
     given, errors = _arguments(recipe, spec)
     layer_spec = str(given.pop("spec", ""))
@@ -149,9 +164,10 @@ def _read(recipe: Recipe, spec: ModelSpec, on_gpu: bool) -> _Reading:
     layout = Layout(world=recipe.trainer.processes)
     if not errors:
         layout, errors = _layout(given, recipe.trainer.processes, spec)
-    forced = _forced(layout, spec, on_gpu)
+    forced = _forced(layout, on_gpu)
     if not errors:
         errors = [*problems(spec, layout), *_contradictions(given, recipe, on_gpu)]
+        errors += _prediction(given, recipe, spec, layer_spec) if given.get(PREDICTION) else []
         errors += [
             f"[megatron] {name} = {given[name]!r}: slime sets {value!r}, since {reason}; leave it out"
             for name, value, reason in forced
@@ -284,6 +300,21 @@ def _offloading(given: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
         yield "[megatron] optimizer_cpu_offload and use_precision_aware_optimizer: keep one of them"
 
 
+def _prediction(given: Mapping[str, Any], recipe: Recipe, spec: ModelSpec, layer_spec: str) -> Iterator[str]:
+    """Why prediction layers cannot be trained so."""
+    if not 0 <= given[PREDICTION] < math.inf:
+        yield f"[megatron] {PREDICTION} = {given[PREDICTION]!r}: it takes a finite number of 0 or above"
+    if not spec.mtp:
+        yield f"[megatron] {PREDICTION}: {spec.name} has no prediction layers to train"
+    if recipe.trainer.bridge != "slime":
+        yield f"[megatron] {PREDICTION} and trainer.bridge = {recipe.trainer.bridge!r}: keep one of them"
+    if layer_spec:
+        yield f"[megatron] {PREDICTION} and spec: prediction layers are trained with slime's own layers only"
+    if spec.linear is not None and not spec.linear.is_full(spec.layers - 1):
+        yield f"[megatron] {PREDICTION}: prediction layers have full attention, the last layer of {spec.name} has not"
+    yield from (f"[megatron] {PREDICTION} and {name}: keep one of them" for name in ("fp8", "fp4") if given.get(name))
+
+
 def _layout_fields(layout: Layout) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": layout.tp,
@@ -324,13 +355,12 @@ def _optimizer(recipe: Recipe, on_gpu: bool) -> dict[str, Any]:
     }
 
 
-def _forced(layout: Layout, spec: ModelSpec, on_gpu: bool) -> list[tuple[str, Any, str]]:
+def _forced(layout: Layout, on_gpu: bool) -> list[tuple[str, Any, str]]:
     out: list[tuple[str, Any, str]] = [
         ("calculate_per_token_loss", True, "losses carry global denominators: gradients are summed, never averaged"),
         ("hidden_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
         ("attention_dropout", 0.0, "log-probs of the engine and the trainer must agree"),
-        ("mtp_num_layers", None, "multi-token-prediction layers are kept as the model's folder has them, not trained"),
-        ("mtp_loss_scaling_factor", 0.0, "multi-token-prediction layers are not trained"),
+        ("mtp_num_layers", None, "how many multi-token-prediction layers there are follows from the model"),
     ]
     if layout.vpp > 1:
         out.append(("variable_seq_lengths", False, "micro-batches are padded to one length for interleaved pipelining"))

@@ -32,6 +32,7 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
     """Write everything that `load` needs into an existing folder. Collective.
 
     Args:
+        spec: prediction layers that it states are not among the chunks: they go along as the model's folder has them.
         model_dir: the HF folder whose config and tokenizer go with it; None: none do.
     """
     from megatron.core import dist_checkpointing

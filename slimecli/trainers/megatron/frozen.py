@@ -19,12 +19,13 @@ from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
 from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers.megatron import runtime
-from slimecli.trainers.megatron.arguments import settings_of
+from slimecli.trainers.megatron.arguments import settings_of, without_prediction
 from slimecli.trainers.megatron.bridges import BRIDGES
 from slimecli.trainers.megatron.layout import fits
 from slimecli.trainers.megatron.model import build_chunks
 from slimecli.trainers.megatron.network import Network
 from slimecli.trainers.megatron.passes import Passes
+from slimecli.trainers.megatron.prediction import PREFIX
 from slimecli.weights.check import spec_of
 from slimecli.weights.hf import HfFolder
 
@@ -94,7 +95,7 @@ class OtherModel:
     def __init__(self, recipe: Recipe, folder: Path, device: torch.device) -> None:
         spec = spec_of(HfFolder(folder))
         try:
-            settings = settings_of(recipe, spec, on_gpu=device.type == "cuda")
+            settings = settings_of(without_prediction(recipe), spec, on_gpu=device.type == "cuda")
         except UsageError as error:
             raise UsageError(
                 f"the teacher {folder} does not fit the policy's [megatron]: {error.what}",
@@ -131,9 +132,11 @@ class OtherModel:
 
 
 def _live(chunks: list[Any]) -> list[Tensor]:
-    """Parameters and buffers of this rank; a tied tensor once."""
+    """Parameters and buffers of this rank; a tied tensor once. Prediction layers, which log-probs are made without, are
+    not among them."""
     seen: dict[int, Tensor] = {}
     for chunk in chunks:
-        for tensor in (*chunk.parameters(), *chunk.buffers()):
-            seen.setdefault(id(tensor), tensor)
+        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+            if not name.startswith(PREFIX):
+                seen.setdefault(id(tensor), tensor)
     return list(seen.values())

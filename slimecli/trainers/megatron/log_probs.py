@@ -98,12 +98,14 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
         by_log_prob, by_entropy = grads
         shard: _Shard = ctx.shard
         d_hidden = torch.zeros_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        d_weight = None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), shard.chunk):
             rows = slice(start, start + shard.chunk)
             log_p = shard.logits(hidden[rows], weight).sub_(normalizer[rows, None])
@@ -118,5 +120,6 @@ class _VocabParallelLogProbs(torch.autograd.Function):
                 d_logits.sub_(p.mul_(by_row)).scatter_add_(1, column, by_row * inside)
             d_logits = d_logits.mul_(shard.scale).to(weight.dtype)
             torch.mm(d_logits, weight, out=d_hidden[rows])
-            d_weight += d_logits.T @ hidden[rows]
-        return d_hidden, d_weight.to(weight.dtype), None, None
+            if d_weight is not None:
+                d_weight += d_logits.T @ hidden[rows]
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None

@@ -57,6 +57,25 @@ class MicroBatch:
             max_seqlen_kv=self.longest,
         )
 
+    def ids_ahead(self, count: int) -> Tensor:
+        """[1, L] int64, the token `count` places after each local position; 0 where its sample has ended."""
+        sources = self._ahead(count)
+        return torch.nn.functional.pad(self.batch.tokens, (0, 1))[sources][None].to(self.token_ids.device)
+
+    def predicted_ahead(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """([P'], [P'], [P']) int64: local positions from which a trained token of the same sample is predicted `count`
+        tokens further ahead than usual, that token, and where its usual prediction stands in the batch's T."""
+        sources, device = self._ahead(count), self.token_ids.device
+        rows = torch.nn.functional.pad(self.batch.loss_mask, (0, 1))[sources].nonzero().squeeze(1)
+        places = sources[rows]
+        return rows.to(device), self.batch.targets[places].to(device), places.to(device)
+
+    def _ahead(self, count: int) -> Tensor:
+        """[L] int64, where the position `count` after each local one stands in the batch's T; T beyond its sample."""
+        begins, nowhere = self.batch.cu_seqlens, self.batch.num_tokens
+        ends = begins[torch.searchsorted(begins, self.sources, right=True).clamp(max=len(begins) - 1)]
+        return torch.where(self.sources + count < ends, self.sources + count, nowhere)
+
 
 def local_length(batch: TrainBatch, *, context_ranks: int, multiple: int) -> int:
     """Positions that a rank has of some samples: those of the padded samples, up to a multiple.
@@ -121,14 +140,17 @@ def _parts(context_ranks: int) -> int:
     return 2 * context_ranks if context_ranks > 1 else 1
 
 
-def to_batch(values: Tensor, micro_batch: MicroBatch, group: dist.ProcessGroup) -> Tensor:
+def to_batch(values: Tensor, micro_batch: MicroBatch, group: dist.ProcessGroup, places: Tensor | None = None) -> Tensor:
     """[T] values of whole samples from each context-parallel rank's [P]; 0 where nothing is trained.
+
+    Args:
+        places: [P] where they stand in the batch's T; None: at the micro-batch's own predictions.
 
     Every rank gets all values and computes the same loss from them; in the backward pass each keeps the gradient of its
     own positions, so that gradients are right when they are added up over context-parallel ranks.
     """
     empty = torch.zeros(micro_batch.batch.num_tokens, dtype=values.dtype, device=values.device)
-    own = empty.index_put((micro_batch.places,), values)
+    own = empty.index_put((micro_batch.places if places is None else places,), values)
     if dist.get_world_size(group) == 1:
         return own
     whole: Tensor = _AddedUp.apply(own, group)  # type: ignore[no-untyped-call]

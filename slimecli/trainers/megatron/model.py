@@ -219,9 +219,10 @@ def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None, 
 
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+    block = _layer_specs(spec, settings, config, stage)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=_layer_specs(spec, settings, config, stage),
+        transformer_layer_spec=block,
         vocab_size=padded_vocab(spec, settings),
         max_sequence_length=spec.max_positions,
         pre_process=first,
@@ -238,6 +239,10 @@ def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None, 
         model.output_layer = ValueHead(config)
     elif last:
         model.output_layer.forward = _hand_through
+        if settings.prediction:
+            from slimecli.trainers.megatron.heads import make_block
+
+            model.mtp = make_block(config, block.layer_specs[-1], spec.mtp, stage)
     return model
 
 

@@ -7,9 +7,10 @@ count of zero makes its gradients the sum over micro-batches and over data- and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from slimecli.trainers.megatron.arguments import Settings
 from slimecli.trainers.megatron.log_probs import vocab_parallel_log_probs
 from slimecli.trainers.megatron.micro_batches import MicroBatch, local_length, make_micro_batch, to_batch
 from slimecli.trainers.megatron.replay import Routing
+
+if TYPE_CHECKING:
+    from slimecli.trainers.megatron.heads import Heads
 
 Use = Callable[[MicroBatch, tuple[Tensor, ...], bool], Tensor]
 """(micro-batch, outputs, whether it counts) -> [] loss; called on the last pipeline stage"""
@@ -34,7 +38,8 @@ class _Item:
 
 
 class Passes:
-    """Runs batches through this rank's part of a model, whose outputs are ([T] log-probs, [T] entropy)."""
+    """Runs batches through this rank's part of a model, whose outputs are ([T] log-probs, [T] entropy), and in training
+    the [T] log-probs of each prediction layer that is trained."""
 
     def __init__(self, settings: Settings, budget: int, chunk: int, vocab: int, device: torch.device) -> None:
         self._settings = settings
@@ -44,6 +49,8 @@ class Passes:
         self._device = device
         self.routing: Routing | None = None
         """set where the experts of one pass are to be replayed in another"""
+        self.heads: Heads | None = None
+        """set where prediction layers are trained"""
 
     def run(
         self, chunks: list[Any], batch: TrainBatch, temperature: float, use: Use, *, forward_only: bool
@@ -58,19 +65,21 @@ class Passes:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         items = self._items(batch)
-        step = partial(self._forward, temperature=temperature, use=use)
+        heads = None if forward_only else self.heads
+        step = partial(self._forward, temperature=temperature, use=use, heads=heads)
         iterators = [iter(items) for _ in chunks]
         # the schedule divides it again; only interleaved pipelining, where all are of one length, looks at it
         length = items[0].micro_batch.token_ids.shape[1] * self._settings.layout.cp
-        get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=iterators if len(chunks) > 1 else iterators[0],
-            model=chunks if len(chunks) > 1 else chunks[0],
-            num_microbatches=len(items),
-            seq_length=length,
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+        with heads.ready() if heads else nullcontext():
+            get_forward_backward_func()(
+                forward_step_func=step,
+                data_iterator=iterators if len(chunks) > 1 else iterators[0],
+                model=chunks if len(chunks) > 1 else chunks[0],
+                num_microbatches=len(items),
+                seq_length=length,
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
         return [item.places for item in items if item.counts]
 
     def _items(self, batch: TrainBatch) -> list[_Item]:
@@ -98,7 +107,7 @@ class Passes:
         return items
 
     def _forward(
-        self, iterator: Iterator[_Item], model: Any, *, temperature: float, use: Use
+        self, iterator: Iterator[_Item], model: Any, *, temperature: float, use: Use, heads: Heads | None
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         """megatron-core's forward_step_func."""
         item = next(iterator)
@@ -116,6 +125,9 @@ class Passes:
 
         def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             outputs = self._outputs(hidden, model, micro_batch, temperature)
+            if heads is not None:
+                ahead = enumerate(heads.hidden(hidden, micro_batch), start=1)
+                outputs += tuple(self._ahead(h, model, micro_batch, temperature, k) for k, h in ahead)
             value = use(micro_batch, outputs, item.counts)
             return value, torch.zeros((), dtype=torch.int, device=self._device), {}
 
@@ -124,12 +136,35 @@ class Passes:
     def _outputs(self, hidden: Tensor, model: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, ...]:
         """Each [T], from hidden states of the last stage, [1, L, H] (or this rank's part of L)."""
         from megatron.core import parallel_state
+
+        weight = output_weight(model)
+        found = (micro_batch.rows, micro_batch.targets)
+        group = parallel_state.get_context_parallel_group()
+        values = self._log_probs(hidden, weight, found, temperature)
+        return tuple(to_batch(v, micro_batch, group) for v in values)
+
+    def _ahead(self, hidden: Tensor, model: Any, micro_batch: MicroBatch, temperature: float, count: int) -> Tensor:
+        """[T] log-probs by a prediction layer, each at the place where the policy's of the same token stands.
+
+        Args:
+            hidden: of the layer that looks `count` tokens further ahead, as for `_outputs`.
+        """
+        from megatron.core import parallel_state
+
+        rows, targets, places = micro_batch.predicted_ahead(count)
+        values, _ = self._log_probs(hidden, output_weight(model).detach(), (rows, targets), temperature)
+        return to_batch(values, micro_batch, parallel_state.get_context_parallel_group(), places)
+
+    def _log_probs(
+        self, hidden: Tensor, weight: Tensor, found: tuple[Tensor, Tensor], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """([P] log-probs, [P] entropy) at some (local positions, targets) of [1, L, H] hidden states."""
+        from megatron.core import parallel_state
         from megatron.core.tensor_parallel.mappings import (
             copy_to_tensor_model_parallel_region,
             gather_from_sequence_parallel_region,
         )
 
-        weight = output_weight(model)
         rows = hidden[0].to(weight.dtype)
         # either operation adds up, in its backward pass, what each rank's part of the vocabulary says of the rows
         rows = (
@@ -137,17 +172,16 @@ class Passes:
             if self._settings.layout.sp
             else copy_to_tensor_model_parallel_region(rows)
         )
-        values = vocab_parallel_log_probs(
-            rows[micro_batch.rows],
+        places, targets = found
+        return vocab_parallel_log_probs(
+            rows[places],
             weight,
-            micro_batch.targets,
+            targets,
             temperature=temperature,
             chunk=self._chunk,
             vocab=self._vocab,
             group=parallel_state.get_tensor_model_parallel_group(),
         )
-        group = parallel_state.get_context_parallel_group()
-        return tuple(to_batch(v, micro_batch, group) for v in values)
 
 
 def unwrap(model: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
 from slimecli.trainers.megatron.micro_batches import MicroBatch
+from slimecli.trainers.megatron.prediction import PREFIX
 
 
 class Routing:
@@ -139,8 +140,10 @@ class Routing:
 
 
 def _routers(chunk: Any) -> list[Any]:
-    """megatron-core's RouterReplay of every layer with experts."""
-    found = (getattr(module, "router_replay", None) for module in chunk.modules())
+    """megatron-core's RouterReplay of every layer with experts. Prediction layers are not among them: the pass that is
+    recorded has none."""
+    named = chunk.named_modules()
+    found = (getattr(module, "router_replay", None) for name, module in named if not name.startswith(PREFIX))
     return [replay for replay in found if replay is not None]
 
 

@@ -57,6 +57,20 @@ def stage_parameters(spec: ModelSpec, layout: Layout, stage: int) -> Parameters:
     return total + Parameters(ends, 0)
 
 
+def prediction_parameters(spec: ModelSpec, layout: Layout) -> Parameters:
+    """Parameters of the prediction layers on a rank of the last pipeline stage, if they are trained."""
+    inside = _layer(spec, layout, spec.layers - 1)
+    around = 2 * spec.hidden * spec.hidden // layout.tp + 3 * spec.hidden
+    return Parameters(spec.mtp * (inside.dense + around), spec.mtp * inside.expert)
+
+
+def prediction_width(spec: ModelSpec, layout: Layout, *, recomputed: Collection[str] = (), fused: bool = True) -> float:
+    """`token_width` of all prediction layers: a layer each, and what it is made of: hidden state and embedding, both
+    normed, and joined for their projection; in the end one more norm."""
+    inside = token_width(spec, layout, spec.layers - 1, recomputed=recomputed, fused=fused)
+    return spec.mtp * (inside + (8 if fused else 11) * spec.hidden / (layout.tp if layout.sp else 1))
+
+
 def critic_parameters(spec: ModelSpec, layout: Layout, stage: int) -> Parameters:
     """The same of a critic, which has one number per token in place of the output layer, tied or not."""
     alike = stage_parameters(spec, layout, stage)

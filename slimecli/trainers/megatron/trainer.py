@@ -7,6 +7,7 @@ their part of every sample, tensor-parallel ranks their part of every matrix, pi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from slimecli import env
 from slimecli.algos import algorithm
 from slimecli.batch import TrainBatch
 from slimecli.errors import SlimeError
+from slimecli.model_specs import ModelSpec
 from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
@@ -61,12 +63,17 @@ class MegatronTrainer(DeviceHolder):
         self._bridge = BRIDGES[recipe.trainer.bridge]
         self._settings = settings_of(recipe, self._spec, on_gpu=torch.cuda.is_available())
         self._device, self._rank, self._world = runtime.start(self._settings, recipe.trainer.processes, recipe.seed)
+        self._trained = self._spec if self._settings.prediction else replace(self._spec, mtp=0)
         bare = build_chunks(self._spec, self._settings, self._device)
         self._frozen = Frozen(recipe, bare, folder, self._device)
         has_critic = self._algorithm.returns is not None
         rests = recipe.algo.critic_warmup * recipe.trainer.steps_per_rollout * has_critic
         self._policy = Network(bare, self._settings, recipe.trainer, rests=rests)
         self._passes = self._make_passes(Passes)
+        if self._settings.prediction:
+            from slimecli.trainers.megatron.heads import Heads
+
+            self._passes.heads = Heads(bare, self._settings)
         moe, layout = self._spec.moe, self._settings.layout
         replays = moe is not None and self._settings.transformer.get("moe_enable_routing_replay")
         self._routing = Routing(bare, moe.top_k, split=layout.sp) if moe and replays else None
@@ -159,9 +166,9 @@ class MegatronTrainer(DeviceHolder):
         self._turns.take("policy")
         self._policy.gather()
         folder = HfFolder(self._model_dir)
-        trained = self._bridge.hf_tensors(self._policy.bare, self._spec, self._publish_dtype, folder)
+        trained = self._bridge.hf_tensors(self._policy.bare, self._trained, self._publish_dtype, folder)
         yield from prediction.with_copies(trained, folder, self._spec)
-        for name, tensor in prediction.untrained(folder, self._spec, self._publish_dtype):
+        for name, tensor in prediction.untrained(folder, self._carried, self._publish_dtype):
             yield name, tensor.to(self._device)  # as the others, whose bytes are handed over from device memory
         for name, tensor in weights.carried(folder, self._spec):
             yield name, tensor.to(self._device, self._publish_dtype)
@@ -170,7 +177,7 @@ class MegatronTrainer(DeviceHolder):
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
         self._turns.take("policy")
-        self._policy.save(folder, self._steps_done, self._spec, self._model_dir)
+        self._policy.save(folder, self._steps_done, self._carried, self._model_dir)
         if self._critic is not None:
             if self._rank == 0:
                 (folder / CRITIC).mkdir()
@@ -180,6 +187,7 @@ class MegatronTrainer(DeviceHolder):
     def load(self, folder: Path) -> None:
         """Inverse of save, at any layout."""
         self._turns.take("policy")
+        prediction.check_resume(folder, trains=bool(self._trained.mtp))
         self._steps_done = self._policy.load(folder)
         self._frozen.published()
         if self._critic is not None:
@@ -187,6 +195,11 @@ class MegatronTrainer(DeviceHolder):
             self._critic.load(folder / CRITIC)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _carried(self) -> ModelSpec:
+        """The model with the prediction layers that stay as its folder has them."""
+        return replace(self._spec, mtp=self._spec.mtp - self._trained.mtp)
 
     def _make_passes(self, kind: type[Passes]) -> Passes:
         budget, chunk = self._section.max_tokens_per_micro_batch, self._section.logits_chunk_tokens
@@ -203,13 +216,19 @@ class MegatronTrainer(DeviceHolder):
         """The policy's gradients; returns whether routing was replayed (1.0) or not."""
 
         def use(micro_batch: MicroBatch, outputs: tuple[Tensor, ...], counts: bool) -> Tensor:
-            log_probs, entropy = outputs
-            return weighted_loss(
+            log_probs, entropy, *ahead = outputs
+            loss = weighted_loss(
                 self._algorithm, self._algo, micro_batch.batch, log_probs, entropy, tally, counts=counts
             )
+            if not ahead:
+                return loss
+            of_layers = prediction.weighted_loss(ahead, micro_batch.batch, tally, counts=counts)
+            return loss + self._settings.prediction * of_layers
 
         self._turns.take("policy")
         self._policy.zero()
+        if self._settings.prediction:
+            self._policy.gather()  # the embedding, for the last pipeline stage
         replayed = self._routing.start_replay(batch) if self._routing else 0.0
         self._passes.run(self._policy.chunks, batch, self._temperature(batch), use, forward_only=False)
         if self._routing:

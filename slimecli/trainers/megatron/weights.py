@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec
 from slimecli.trainers.megatron.critic import HEAD
+from slimecli.trainers.megatron.prediction import PREFIX
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.maps import rules_of
 from slimecli.weights.maps.layouts import LAYOUTS
@@ -35,10 +35,12 @@ def load_hf(chunks: list[Any], folder: HfFolder, spec: ModelSpec) -> None:
     """Fill this rank's parameters from an HF folder; each reads what it needs."""
     stored = {name: entry.shape for name, entry in folder.entries.items()}
     shards = local_shards(chunks)
-    rules = _by_key(rules_of(_without_prediction(spec), _embedding_rows(shards), stored))
+    rules = _by_key(rules_of(spec, _embedding_rows(shards), stored))
     with torch.no_grad():
         for shard in shards:
             if shard.key == HEAD:  # a critic's, which no folder has: it stays as it was made
+                continue
+            if shard.key.startswith(PREFIX) and shard.key not in rules:  # a teacher without them takes this place
                 continue
             covered = 0
             for rule in rules.get(shard.key, []):
@@ -56,6 +58,9 @@ def hf_tensors(
     """(HF name, whole tensor in `dtype`) in the map's order, on every rank, named as in the folder the model is from.
 
     Collective: all ranks must iterate.
+
+    Args:
+        spec: of what the chunks have; without prediction layers if they have none.
     """
     shards = local_shards(chunks)
     owned: dict[str, list[Any]] = defaultdict(list)
@@ -63,7 +68,7 @@ def hf_tensors(
         if all(i == 0 for i in _replica(shard)):
             owned[shard.key].append(shard)
     stored = {name: entry.shape for name, entry in folder.entries.items()}
-    known = rules_of(_without_prediction(spec), _agreed_rows(shards), stored)
+    known = rules_of(spec, _agreed_rows(shards), stored)
     # what goes through under its own name is outside the language model
     rules = [rule for rule in known if tuple(rule.hf) != (rule.key,)]
     bucket: list[Rule] = []
@@ -110,10 +115,6 @@ def checkpoint_metadata() -> dict[str, Any]:
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-
-
-def _without_prediction(spec: ModelSpec) -> ModelSpec:
-    return replace(spec, mtp=0)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

@@ -13,6 +13,8 @@ from tests.trainers import made
 
 DENSE, EXPERTS = get_spec("qwen3-0.6b"), get_spec("qwen3-30b-a3b")
 
+PREDICTS, MTP = get_spec("mimo-7b-rl"), "megatron.mtp_loss_scaling_factor"
+
 
 def settings(*overrides, spec=DENSE, on_gpu=False):
     return settings_of(made.recipe("trainer.backend=megatron", *overrides), spec, on_gpu=on_gpu)
@@ -39,8 +41,14 @@ def test_flags_reach_their_part_under_either_spelling():
         (DENSE, ("megatron.bf16=true",), "the recipe says that in model.dtype"),
         (DENSE, ("megatron.hidden_size=64",), "it follows from the model (qwen3-0.6b)"),
         (DENSE, ("megatron.calculate_per_token_loss=false",), "losses carry global denominators"),
-        (DENSE, ("megatron.mtp_num_layers=1",), "as the model's folder has them, not trained"),
-        (DENSE, ("megatron.mtp_loss_scaling_factor=0.1",), "layers are not trained"),
+        (DENSE, ("megatron.mtp_num_layers=1",), "how many multi-token-prediction layers there are follows from the"),
+        (DENSE, (f"{MTP}=0.1",), "qwen3-0.6b has no prediction layers to train"),
+        (PREDICTS, ("megatron.mtp-num-layers=1",), "it follows from the model (mimo-7b-rl)"),
+        (PREDICTS, (f"{MTP}=-0.1",), "it takes a finite number of 0 or above"),
+        (PREDICTS, (f"{MTP}=inf",), "it takes a finite number of 0 or above"),
+        (PREDICTS, (f"{MTP}=0.1", "trainer.bridge=mbridge"), "and trainer.bridge = 'mbridge': keep one of them"),
+        (PREDICTS, (f"{MTP}=0.1", "megatron.fp8=hybrid"), "mtp_loss_scaling_factor and fp8: keep one of them"),
+        (PREDICTS, (f"{MTP}=0.1", "megatron.spec=tests.trainers.megatron.test_own_spec:same"), "own layers only"),
         (DENSE, ("megatron.tensor_model_parallel_size=0",), "it takes a whole number above 0"),
         (DENSE, ("megatron.overlap_param_gather=true",), "needs overlap_grad_reduce"),
         (EXPERTS, ("megatron.moe_token_dispatcher_type=allgather",), "micro-batches differ in length"),
@@ -57,6 +65,12 @@ def test_errors(spec, options, said):
     with pytest.raises(UsageError) as caught:
         settings(*options, spec=spec)
     assert said in str(caught.value)
+
+
+def test_prediction_layers_are_trained_where_their_loss_has_a_weight():
+    assert settings(f"{MTP}=0.2", spec=PREDICTS).prediction == 0.2
+    assert settings(spec=PREDICTS).prediction == settings(f"{MTP}=0", spec=PREDICTS).prediction == 0.0
+    assert settings(f"{MTP}=0.2", spec=PREDICTS).transformer["mtp_num_layers"] is None
 
 
 OFFLOAD = ("megatron.optimizer_cpu_offload=true", "model.dtype=bfloat16")
