@@ -21,6 +21,10 @@ SMALL = ("steps=2", "sft.steps=2", "data.count=40", "data.holdout=4", "trainer.a
 FSDP = ("--set", "trainer.processes=2")
 MEGATRON = (*FSDP, "--set", "trainer.backend=megatron")
 TENSOR = ("--", "--tensor-model-parallel-size", "2")
+PIPELINE = ("--", "--pipeline-model-parallel-size", "2", "--decoder-last-pipeline-num-layers", "1")
+BACKENDS = pytest.mark.parametrize(
+    "words", [FSDP, (*MEGATRON, *TENSOR), (*MEGATRON, *PIPELINE)], ids=["fsdp", "megatron-tp2", "megatron-pp2"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,36 +78,38 @@ def test_a_number_of_ranks_that_the_recipe_does_not_say_is_told(folder):
     assert first.code == 2 and "trainer.processes = 1, but this command runs in 2" in first.err
 
 
-def raising(rank):
-    from slimecli.trainers.fsdp import FsdpTrainer
-
-    def step(self, batch):
-        raise ValueError("boom")
-
-    if rank == 1:
-        FsdpTrainer.step = step
-
-
-def dying(rank):
+def on_rank_1(fails):
+    """Inside a step of either trainer, where rank 0 waits for this rank."""
     from slimecli.trainers import _parallel
+    from slimecli.trainers.megatron import trainer
 
-    def add_up(*args):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def prepare(rank):
+        if rank == 1:
+            _parallel.reduce_metrics = trainer.weighted_loss = fails
 
-    if rank == 1:
-        _parallel.reduce_metrics = add_up  # after the backward pass, where rank 0 waits in a collective
+    return prepare
 
 
-def test_what_another_rank_fails_with_is_raised_by_rank_0(folder):
-    first, second = on_ranks("train", "--run", "r", *FSDP, folder=folder, prepare=raising)
+def boom(*args, **kwargs):
+    raise ValueError("boom")
+
+
+def killed(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@BACKENDS
+def test_what_another_rank_fails_with_is_raised_by_rank_0(folder, words):
+    first, second = on_ranks("train", "--run", "r", *words, folder=folder, prepare=on_rank_1(boom))
     assert first.code == 1 and "error: trainer process 1: ValueError: boom" in first.err, first.err
     assert "trainer_1.log" in first.err and second.err == ""
     log = (folder / "runs" / "r" / "logs" / "latest" / "trainer_1.log").read_text()
     assert "Traceback" in log and "boom" in log
 
 
-def test_a_rank_that_is_killed_ends_the_others_at_once(folder):
-    first, second = on_ranks("train", "--run", "r", *FSDP, folder=folder, prepare=dying)
+@BACKENDS
+def test_a_rank_that_is_killed_ends_the_others_at_once(folder, words):
+    first, second = on_ranks("train", "--run", "r", *words, folder=folder, prepare=on_rank_1(killed))
     assert second.code == -signal.SIGKILL
     assert first.code == 1 and "Traceback" not in first.err, first.err
     assert "a trainer process died while the trainer was busy with `step`" in first.err
