@@ -13,7 +13,6 @@ import io
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +25,11 @@ IMPORTS = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.tokenization_utils_tokenizers",
     "slimecli.commands.run",
     "slimecli.data_tools.prepare",
     "slimecli.engines.embedded.engine",
+    "slimecli.engines.embedded.server",
     "slimecli.observe.display",
     "slimecli.pipeline",
     "slimecli.plan",
@@ -39,6 +40,9 @@ IMPORTS = (
     "slimecli.weights.source",
 )
 """modules that a run spends seconds on, three quarters of the time of a tiny one"""
+SERVER = multiprocessing.get_context("forkserver")
+"""forks of a process that has made these imports, and has no threads"""
+SERVER.set_forkserver_preload([*IMPORTS])
 
 
 @functools.cache
@@ -101,13 +105,34 @@ def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240, st
     return Outcome(child.exitcode or 0, out.read_text(), err.read_text(), fsyncs)
 
 
+def _spawned(argv: list[str], folder: str, variables: dict[str, str], out: str, err: str) -> None:
+    gc.freeze()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    for name, number in ((out, 1), (err, 2)):  # of this process and of those that it starts
+        with Path(name).open("w") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    from slimecli.cli import main
+
+    sys.argv = ["slime", *argv]
+    main()
+
+
 def spawn_slime(*argv: str, folder: Path, timeout_s: float = 240) -> Outcome:
-    """Run one command line in a new process: Ray's client library hangs in a fork of a process with threads."""
+    """Run one command line in a fork of another process: Ray's client library hangs in a fork of one with threads."""
     root = Path(__file__).parents[1]
     variables = {**os.environ, "SLIME_RUNS": str(folder / "runs"), "PYTHONPATH": str(root)}
-    words = [sys.executable, "-c", "from slimecli.cli import main; main()", *argv]
-    ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
-    return Outcome(ended.returncode, ended.stdout, ended.stderr, 0)
+    out, err = folder / ".stdout", folder / ".stderr"
+    child = SERVER.Process(target=_spawned, args=(list(argv), str(folder), variables, str(out), str(err)))
+    child.start()
+    child.join(timeout_s)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        raise AssertionError(f"slime {' '.join(argv)} did not end within {timeout_s} s:\n{err.read_text()[-4000:]}")
+    return Outcome(child.exitcode or 0, out.read_text(), err.read_text(), 0)
 
 
 def succeed(*argv: str, folder: Path, run: Callable[..., Outcome] = slime) -> Outcome:

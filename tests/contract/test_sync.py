@@ -14,6 +14,7 @@ from slimecli.sync.push import push
 from slimecli.sync.stage import StagedWeights, stage_weights
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
+from tests.forked import SERVER
 from tests.models import tiny_model
 
 KINDS = ("in_process", "shared_memory", "tensor", "disk", "disk_delta", "distributed")
@@ -44,9 +45,7 @@ def staged_by(tmp_path):
         if kind != "distributed":
             return _stage(kind, model, tmp_path / "staged")
         here, there = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(
-            target=_trainer, args=(there, model, tmp_path / "staged"), daemon=True
-        )
+        process = SERVER.Process(target=_trainer, args=(there, model, tmp_path / "staged"), daemon=True)
         process.start()
         ends.append((here, process))
         return here.recv()

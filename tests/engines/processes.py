@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.engines.warm"])
+from tests.forked import SERVER
 
 
 def _serve(model: str, port: int, slots: int, pipe: Any) -> None:
@@ -116,8 +114,8 @@ def is_idle(engine: EngineProcess) -> Any:
 
 def start_engine(model: Path, *, port: int = 0, slots: int = 32) -> EngineProcess:
     """Start one and wait until it listens."""
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_serve, args=(str(model), port, slots, theirs), daemon=True)
+    ours, theirs = SERVER.Pipe()
+    process = SERVER.Process(target=_serve, args=(str(model), port, slots, theirs), daemon=True)
     process.start()
     theirs.close()  # so that an engine that fails at its start ends the wait
     assert ours.poll(60), "the engine did not start"

@@ -18,6 +18,7 @@ from slimecli.sync.push import push, push_each
 from slimecli.sync.stage import stage_weights
 from slimecli.weights.hf import HfFolder
 from tests.engines.processes import start_engine
+from tests.forked import SERVER
 from tests.models import tiny_model
 
 WEIGHT = "model.layers.1.self_attn.o_proj.weight"
@@ -93,9 +94,7 @@ def _trainer(connection, model, folder):
 
 def test_one_bit_over_a_process_group_is_named(engine, models, tmp_path):
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_trainer, args=(there, models[1], tmp_path), daemon=True
-    )
+    process = SERVER.Process(target=_trainer, args=(there, models[1], tmp_path), daemon=True)
     process.start()
     with pytest.raises(SlimeError, match=f"1 of .* weights differ: {WEIGHT}"):
         asyncio.run(push(engine, here.recv(), 30))
