@@ -33,11 +33,11 @@ FLAGS = {
 }
 
 
-def recipe_of(processes, sizes):
+def recipe_of(processes, sizes, *more):
     given = {FLAGS[k]: v for k, v in sizes.items()} | ({"sequence_parallel": "true"} if sizes.get("tp") else {})
     numbers = ("rollout.max_response_tokens=7168", "trainer.max_tokens_per_micro_batch=8192")
     common = ("trainer.backend=megatron", f"trainer.processes={processes}", "trainer.activation_checkpointing=true")
-    return load_recipe("", (*common, *numbers, *(f"megatron.{k}={v}" for k, v in given.items())))
+    return load_recipe("", (*common, *numbers, *(f"megatron.{k}={v}" for k, v in given.items()), *more))
 
 
 def layouts():
@@ -52,6 +52,19 @@ def layouts():
         said += f", last stage {sizes['last']} layers" if "last" in sizes else ""
         cells = [f"{values.get(n, 0) / 1e9:.1f}" for n in names]
         yield f"| {name} | {processes} | {said or 'DP'} | {' | '.join(cells)} |"
+
+
+def critic():
+    yield "| `algo.critic_offload` | in all on the device | in host memory |"
+    yield "|---|---|---|"
+    _, processes, sizes = next(row for row in LAYOUTS if row[0] == "qwen3-8b")
+    for value in ("false", "true"):
+        recipe = recipe_of(processes, sizes, "algo.name=ppo", f"algo.critic_offload={value}")
+        values = {
+            (v.group.split()[0], v.name): v.value for v in megatron_bytes(recipe, get_spec("qwen3-8b"), on_gpu=True)
+        }
+        device = values["memory", "total"] - values["memory", "libraries"]
+        yield f"| {value} | {device / 1e9:.1f} | {values.get(('host', 'total'), 0) / 1e9:.1f} |"
 
 
 def forced():
@@ -95,7 +108,7 @@ def defaults():
 def made():
     """The page with its tables as they must be."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, rows in (("layouts", layouts), ("forced", forced), ("defaults", defaults)):
+    for name, rows in (("layouts", layouts), ("critic", critic), ("forced", forced), ("defaults", defaults)):
         table = "\n".join(rows())
         text = re.sub(
             rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
