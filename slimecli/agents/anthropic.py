@@ -35,7 +35,13 @@ _SAMPLING = {
     "max_tokens": "max_new_tokens",
 }
 """Anthropic's name -> the engine's"""
-_KINDS: Shapes = {"stop_sequences": (list,), "stream": (bool,), "thinking": (dict,), "tool_choice": (dict,)}
+_KINDS: Shapes = {
+    "max_tokens": (int,),
+    "stop_sequences": (list,),
+    "stream": (bool,),
+    "thinking": (dict,),
+    "tool_choice": (dict,),
+}
 _OWN = {
     "model", "messages", "system", "tools", "tool_choice", "stream", "metadata", "thinking", "session_id",
     "service_tier", "betas", "context_management", "output_config", "container",

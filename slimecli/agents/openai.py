@@ -40,7 +40,8 @@ _SAMPLING = {
 }  # fmt: skip
 """OpenAI's name -> the engine's"""
 _KINDS: Shapes = {
-    "chat_template_kwargs": (dict,), "logprobs": (bool, int), "parallel_tool_calls": (bool,),
+    "chat_template_kwargs": (dict,), "logprobs": (bool, int), "max_completion_tokens": (int,), "max_tokens": (int,),
+    "parallel_tool_calls": (bool,),
     "response_format": (dict,), "rid": (str,), "separate_reasoning": (bool,), "stop": (str, list),
     "stream": (bool,), "stream_options": (dict,), "tool_choice": (str, dict), "top_logprobs": (int,),
 }  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ import orjson
 
 from slimecli import files
 from slimecli.agents.tool_calls import ToolFormat, tool_format
+from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.text import TextCodec
+from slimecli.engines.http import reason_of
+from slimecli.engines.http_errors import EngineRefusedError, refusal
 from slimecli.engines.streaming import events
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
@@ -63,14 +67,16 @@ class TextEngine:
 
     async def generate(self, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
         """All answers to one request."""
-        found = await self.engine.generate(payload)
+        with callers_fault():
+            found = await self.engine.generate(payload)
         return found if isinstance(found, list) else [found]
 
     async def stream(self, payload: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The replies so far, each with `index`."""
         if self._stream is not None:
-            async for item in self._stream(payload):
-                yield item if "index" in item else {**item, "index": 0}
+            with callers_fault():
+                async for item in self._stream(payload):
+                    yield item if "index" in item else {**item, "index": 0}
             return
         whole = {k: v for k, v in payload.items() if k != "stream"}
         for index, item in enumerate(await self.generate(whole)):
@@ -107,6 +113,25 @@ def remote(
     return TextEngine(engine, codec, name=str(model_dir), max_context=max_context, family=family, stream=stream)
 
 
+@contextlib.contextmanager
+def callers_fault() -> Iterator[None]:
+    """What an engine elsewhere refuses of a payload is the caller's to mend, and told in the engine's words."""
+    try:
+        yield
+    except EngineRefusedError as error:
+        if not error.is_callers_fault:
+            raise
+        raise BadRequest(error.reason) from None
+
+
+async def _json(answer: aiohttp.ClientResponse) -> Any:
+    raw = await answer.read()
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {"message": raw[:500].decode(errors="replace")}
+
+
 class HttpStream:
     """Server-sent events of `/generate`. Used from one event loop only."""
 
@@ -127,9 +152,8 @@ class HttpStream:
             try:
                 async with session.post(self._url, data=orjson.dumps(data)) as answer:
                     if answer.status != 200:
-                        raise SlimeError(
-                            f"the engine at {self._url} refused: {(await answer.text())[:500]}", "see its log"
-                        )
+                        told = reason_of(await _json(answer), answer.status)
+                        raise refusal(self._url.removesuffix("/generate"), "generating", told, answer.status)
                     async for item in events(answer.content, self._url):
                         yield item
             except (TimeoutError, aiohttp.ClientError, asyncio.IncompleteReadError) as error:

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from slimecli import console
-from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError
+from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError, refusal
 from slimecli.engines.http_weights import HttpWeights
 from slimecli.engines.streaming import Answers, Tell, events
 from slimecli.errors import SlimeError
@@ -132,11 +132,7 @@ class HttpEngine:
         refused = isinstance(data, dict) and data.get("success") is False
         if status == 200 and not refused:
             return data
-        refusal = EngineRefusedError(
-            f"the engine at {self.url} refused while {doing}: {_reason(data, status)}", "see its log"
-        )
-        refusal.status = status
-        raise refusal
+        raise refusal(self.url, doing, reason_of(data, status), status)
 
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """SGLang /generate. A broken connection is tried again: an answer with a seed comes out the same."""
@@ -252,7 +248,12 @@ def client_loop() -> asyncio.AbstractEventLoop:
 os.register_at_fork(after_in_child=client_loop.cache_clear)  # threads do not survive a fork: the loop would never turn
 
 
-def _reason(data: Any, status: int) -> str:
+def reason_of(data: Any, status: int) -> str:
+    """Why an engine refused, in its own words.
+
+    Args:
+        data: its answer, decoded.
+    """
     if isinstance(data, dict):
         error = data.get("error")
         text = error.get("message") if isinstance(error, dict) else error

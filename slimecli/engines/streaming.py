@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError
+from slimecli.engines.http_errors import EngineUnreachableError, refusal
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine, StreamingEngine
 
@@ -53,8 +53,9 @@ def _event(text: bytes, url: str) -> Reply:
     if error is None:
         return item
     told = error.get("message") if isinstance(error, dict) else error
-    if isinstance(error, dict) and 400 <= int(error.get("code") or 0) < 500:
-        raise EngineRefusedError(f"the engine at {url} refused while generating: {told}", "see its log")
+    code = int(error.get("code") or 0) if isinstance(error, dict) else 0
+    if 400 <= code < 500:
+        raise refusal(url, "generating", str(told), code)
     raise EngineUnreachableError(f"the engine at {url} broke off: {told}", "see its log")
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from slimecli import console
 from slimecli.agents.conversation import Sessions
 from slimecli.agents.routes import Route, about_routes, chat_routes
+from slimecli.agents.text_engine import callers_fault
 from slimecli.engines.embedded.server import IN_FLIGHT, Listener, body, engine_routes, failure, reply, web_app
 from slimecli.errors import SlimeError
 from slimecli.ports import check_free
@@ -167,7 +168,8 @@ def proxied(fleet: Fleet) -> list[Route]:
         payload = await body(request)
         if payload.get("stream"):
             return await send_events(request, text.stream(payload))
-        return reply(await text.engine.generate(payload))
+        with callers_fault():
+            return reply(await text.engine.generate(payload))
 
     async def ask(request: web.Request) -> web.Response:
         """The first server's answer to a question about the model."""

@@ -1,9 +1,18 @@
 """Requests that make no sense are refused by name: 400 and a reason, never a failure of the server."""
 
+import asyncio
+
 import pytest
 
 from slimecli.agents.server import AgentServer
+from slimecli.agents.text_engine import remote
+from slimecli.engines.embedded.engine import EmbeddedEngine
+from slimecli.engines.embedded.request import BadRequest
+from slimecli.engines.embedded.server import start_server_thread
+from slimecli.engines.http import HttpEngine
+from slimecli.errors import SlimeError
 from tests.agents.scripted import WEATHER, http, scripted
+from tests.models import tiny_model
 
 USER = {"role": "user", "content": "Weather?"}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -19,6 +28,7 @@ OPENAI = [
     ({"tools": [FUNCTION], "tool_choice": [1]}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"function": 5}}, "a tool is an object with a name"),
     ({"stream": "no"}, "stream"),
+    ({"max_tokens": "abc"}, "max_tokens"),
     ({"stream_options": "x"}, "stream_options"),
     ({"response_format": "json"}, "response_format"),
     ({"chat_template_kwargs": ["a"]}, "chat_template_kwargs"),
@@ -37,6 +47,7 @@ ANTHROPIC = [
     ({"tools": [{"name": "f", "input_schema": 5}]}, "'f': input_schema"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"thinking": "x"}, "thinking"),
+    ({"max_tokens": [5]}, "max_tokens"),
     ({"stop_sequences": 5}, "stop_sequences"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "content"),
 ]
@@ -85,3 +96,36 @@ def test_a_budget_of_nothing_is_not_all_there_is(tmp_path, limits, budget):
     finally:
         other.close()
     assert own.asked[0]["sampling_params"]["max_new_tokens"] == budget
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A TextEngine over an engine behind HTTP, and the engine itself."""
+    folder = tiny_model(tmp_path_factory.mktemp("model"))
+    own = EmbeddedEngine(folder, slots=2, max_context=64)
+    url, stop = start_server_thread(own)
+    client = HttpEngine(url, timeout_s=30)
+    yield remote(client, folder, max_context=64, url=url, timeout_s=30), own
+    asyncio.run(client.close())
+    stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_an_engine_elsewhere_refuses_is_the_callers_to_mend(elsewhere, stream):
+    """As 503, which clients try again by themselves, it would be refused again and again."""
+    text, own = elsewhere
+    wrong = {"input_ids": [5], "sampling_params": {"n": 0}}
+
+    async def ask(payload):
+        if stream:
+            return [item async for item in text.stream(payload)]
+        return await text.generate(payload)
+
+    with pytest.raises(BadRequest, match=r"^sampling parameter n = 0 is outside \[1, 4096\]") as refused:
+        asyncio.run(ask(wrong))
+    assert "127.0.0.1" not in str(refused.value), "where the engine is, is nobody's business"
+    asyncio.run(own.sleep(("kv_cache",)))
+    with pytest.raises(SlimeError, match="cannot generate") as failed:
+        asyncio.run(ask({"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}))
+    assert not isinstance(failed.value, BadRequest), "the engine's state is not the caller's fault"
+    asyncio.run(own.wake(("kv_cache",)))
