@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,12 @@ from slimecli.errors import DataError, SlimeError, UsageError
 
 DONE = "DONE.json"
 """last file written into a committed folder; a folder without it does not exist"""
+
+
+ABANDONED_S = 60.0
+"""seconds without a change after which what a process left behind that is gone here is nobody's (a shared disk may be
+written by other machines, whose processes cannot be asked)"""
+_LEFTOVER = re.compile(r"\.(\d+)\.(tmp|old)")
 
 
 def sync_folder(folder: Path) -> None:
@@ -107,10 +116,11 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None, *, dur
     """A folder that appears whole or not at all.
 
     Yields a temporary sibling to fill; on success DONE.json (the manifest, plus file names and sizes) is written
-    last and the folder takes its final name, replacing an older one. On failure nothing is left. `durable` is as in
-    write_bytes.
+    last and the folder takes its final name, replacing an older one. On failure nothing is left; what a killed
+    process left of the same folder goes with the next one. `durable` is as in write_bytes.
     """
     final = final.resolve() if final.is_symlink() else final  # the folder that the link stands for
+    _drop_abandoned(final, "tmp")
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with explain_disk_errors(final):
@@ -121,6 +131,28 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None, *, dur
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+    _drop_abandoned(final, "old")
+
+
+def _drop_abandoned(final: Path, kind: str) -> None:
+    """Remove what killed processes left of earlier tries at a folder."""
+    for path in final.parent.glob(f".{glob.escape(final.name)}.*"):
+        match = _LEFTOVER.fullmatch(path.name.removeprefix(f".{final.name}"))
+        if match is None or match[2] != kind or _is_alive(int(match[1])):
+            continue
+        last = max((p.stat().st_mtime for p in [path, *_files(path)]), default=0.0)
+        if time.time() - last > ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def commit_folder(
@@ -138,7 +170,11 @@ def commit_folder(
         old = final.with_name(f".{final.name}.{os.getpid()}.old")
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     else:
         temporary.rename(final)

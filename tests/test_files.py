@@ -1,5 +1,8 @@
 import errno
 import os
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +98,38 @@ def test_a_file_on_the_way_and_a_link_at_the_end(tmp_path):
     with files.committed_folder(tmp_path / "link") as folder:
         (folder / "a").write_text("1")
     assert (tmp_path / "target" / "a").is_file() and (tmp_path / "link").is_symlink()
+
+
+def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    hour = time.time() - 3600
+    left = {name: tmp_path / name for name in (f".m.{ended.pid}.tmp", f".m.{ended.pid}.old", f".m.{os.getppid()}.tmp")}
+    others = [tmp_path / name for name in (f".mine.{ended.pid}.tmp", f".m.x.{ended.pid}.tmp", ".m.tmp")]
+    for folder in [*left.values(), *others]:
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"1")
+    new = tmp_path / f".m.{ended.pid}1.tmp"
+    new.mkdir()  # perhaps of another machine, where its process is alive
+    for path in [p for p in tmp_path.rglob("*") if p != new]:
+        os.utime(path, (hour, hour))
+    with files.committed_folder(tmp_path / "m") as folder:
+        (folder / "weights").write_bytes(b"2")
+    assert {p.name for p in tmp_path.iterdir()} == {"m", new.name, f".m.{os.getppid()}.tmp", *(p.name for p in others)}
+
+
+def test_the_old_folder_is_back_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    final, real = tmp_path / "m", Path.rename
+    with files.committed_folder(final) as folder:
+        (folder / "weights").write_bytes(b"1")
+
+    def rename(self, target):
+        if self.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt), files.committed_folder(final) as folder:
+        (folder / "weights").write_bytes(b"2")
+    assert files.is_committed(final) and (final / "weights").read_bytes() == b"1"
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
