@@ -21,3 +21,6 @@ with mock.patch.object(torch, "compile", lambda function, *_, **__: function), w
     warnings.simplefilter("ignore")
     import megatron.core.dist_checkpointing
     import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+
+    import slimecli.trainers.megatron.stand_ins
+    import slimecli.trainers.megatron.trainer  # noqa: F401
