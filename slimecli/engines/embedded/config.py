@@ -13,7 +13,7 @@ from slimecli import files
 from slimecli.errors import SlimeError
 from slimecli.weights.quant_scheme import plain_config
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "mimo")
 """model_type values that share the dense decoder layout of model.py"""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -56,7 +56,7 @@ class DecoderConfig:
             eps=config.get("rms_norm_eps", 1e-6),
             tied=bool(config.get("tie_word_embeddings", False)),
             qk_norm=family == "qwen3",
-            qkv_bias=family == "qwen2" or attention_bias,
+            qkv_bias=family in ("qwen2", "mimo") or attention_bias,
             o_bias=family in ("llama", "qwen3") and attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
             rope=rope_parameters(config),
@@ -93,7 +93,7 @@ def uses_sliding_window(config: dict[str, Any]) -> bool:
     if "sliding_attention" in (config.get("layer_types") or []):
         return True
     family = config.get("model_type", "")
-    if family.startswith("qwen"):
+    if family.startswith(("qwen", "mimo")):
         return bool(config.get("use_sliding_window")) and bool(config.get("sliding_window"))
     return bool(config.get("sliding_window")) and not config.get("layer_types")
 

@@ -12,7 +12,7 @@ import torch
 
 from slimecli.engines.embedded import config as folder_config
 from slimecli.engines.embedded import weights
-from slimecli.engines.embedded.loading import build_model
+from slimecli.engines.embedded.loading import build_model, prediction_weights
 from slimecli.engines.embedded.request import Ask, Limits, Request, parse_generate
 from slimecli.engines.embedded.scheduler import Scheduler, stamp
 from slimecli.engines.embedded.text import TextCodec
@@ -58,7 +58,7 @@ class EmbeddedEngine:
         self.codec = TextCodec(self.model_dir, self.model.vocab)
         ends = folder_config.end_tokens(self.model_dir, config, self.codec.tokenizer)
         self.limits = Limits(vocab=self.model.vocab, max_context=max_context, end_ids=ends)
-        self._book = weights.WeightBook(self.model)
+        self._book = weights.WeightBook(self.model, prediction_weights(self.model_dir, config, self.model.dtype))
         stored = weights.FolderWeights(self.model_dir)
         with torch.inference_mode():
             self._book.load(stored.headers, stored.tensors())

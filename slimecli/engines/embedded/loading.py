@@ -1,4 +1,4 @@
-"""Which model class runs a folder."""
+"""Which model class runs a folder, and what of it stays out of use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from slimecli.engines.embedded.kv import WINDOW, round_up
 from slimecli.engines.embedded.model import Decoder
 from slimecli.engines.embedded.slot_model import SlotModel
 from slimecli.errors import SlimeError
+from slimecli.model_specs import families
+from slimecli.weights.check import spec_of
+from slimecli.weights.maps import copies_of, rules_of
+from slimecli.weights.quant import open_weights
 
 
 def build_model(
@@ -29,3 +33,22 @@ def build_model(
             f"max_context {max_context} exceeds the model's {shape.max_positions} positions", "lower engine.max_context"
         )
     return Decoder(shape, slots=slots, max_len=round_up(max_context, WINDOW), dtype=kind, device=device)
+
+
+def prediction_weights(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """HF name -> host memory for every weight of the folder's prediction layers (MTP), with which the engine computes
+    nothing: it holds them, so that what a trainer publishes can be proved to have arrived."""
+    family = families().get(str(config.get("model_type")))
+    field = family.keys.get("mtp") if family else None
+    if family is None or field is None or not (config.get(family.nested) or config).get(field):
+        return {}
+    stored = open_weights(folder)
+    spec = spec_of(stored)
+    out: dict[str, torch.Tensor] = {}
+    for rule in rules_of(spec, 0, stored.shapes):
+        if rule.key.startswith("mtp."):
+            kind = torch.float32 if rule.keep_dtype else dtype
+            out |= {name: torch.empty(shape, dtype=kind) for name, shape in rule.hf.items()}
+    for names in copies_of(spec, stored.names).values():
+        out |= {name: torch.empty(spec.vocab, spec.hidden, dtype=dtype) for name in names}
+    return out

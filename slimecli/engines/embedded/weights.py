@@ -51,10 +51,14 @@ class WeightBook:
     """Which weights a model holds, in which dtype they came, and whether they are whole.
 
     `pending` collects names between begin() and end(): an update may come in several parts.
+
+    Args:
+        beside: HF name -> memory for a weight that may come along and that the model does without.
     """
 
-    def __init__(self, model: SlotModel) -> None:
+    def __init__(self, model: SlotModel, beside: Mapping[str, torch.Tensor] | None = None) -> None:
         self._model = model
+        self._live = {**model.live, **(beside or {})}
         self._dtypes: dict[str, torch.dtype] = {}
         self.pending: set[str] | None = None
         self.trouble = "no weights were loaded"
@@ -88,7 +92,7 @@ class WeightBook:
 
     def check(self, headers: Iterable[Header], *, whole: bool) -> None:
         """Raise WeightsRefused unless every name is known with this shape and (when `whole`) none is missing."""
-        live, aliases = self._model.live, self._model.aliases
+        live, aliases = self._live, self._model.aliases
         seen: set[str] = set()
         problems = []
         for name, shape, dtype in headers:
@@ -121,7 +125,7 @@ class WeightBook:
         self.check(headers, whole=whole)
         self.held = ""
         self.trouble = "a weight update failed half-way"
-        live, aliases = self._model.live, self._model.aliases
+        live, aliases = self._live, self._model.aliases
         total = 0
         with torch.no_grad():
             for name, tensor in tensors:
@@ -152,7 +156,7 @@ class WeightBook:
 
     def value(self, name: str) -> torch.Tensor:
         """A live weight in the dtype in which it came, if that is exact."""
-        tensor = self._model.live[self._model.aliases.get(name, name)]
+        tensor = self._live[self._model.aliases.get(name, name)]
         cast = tensor.to(self._dtypes.get(name, tensor.dtype))
         exact = cast.dtype == tensor.dtype or torch.equal(cast.to(tensor.dtype), tensor)
         return cast if exact else tensor

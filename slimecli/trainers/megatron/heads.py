@@ -28,19 +28,22 @@ from slimecli.trainers.megatron.arguments import Settings
 from slimecli.trainers.megatron.micro_batches import MicroBatch
 
 
-def make_block(config: Any, layer: Any, count: int, stage: int | None) -> Any:
+def make_block(gpt: Any, layer: Any, count: int, stage: int | None) -> Any:
     """`count` prediction layers, uninitialised.
 
     Args:
-        config: of the policy, to whose own layers the prediction layers make no difference.
+        gpt: the policy, to whose own layers they make no difference.
         layer: spec of the transformer layer inside.
         stage: chunk of interleaved pipelining.
     """
-    own = copy.copy(config)
+    own = copy.copy(gpt.config)
     own.mtp_num_layers = count
     made = get_mtp_layer_spec_for_backend(layer, gpt_layer_specs.TESpecProvider())
     return MultiTokenPredictionBlock(
-        config=own, spec=MultiTokenPredictionBlockSubmodules(layer_specs=[made] * count), vp_stage=stage
+        config=own,
+        spec=MultiTokenPredictionBlockSubmodules(layer_specs=[made] * count),
+        vp_stage=stage,
+        pg_collection=gpt.pg_collection,
     )
 
 

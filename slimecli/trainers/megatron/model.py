@@ -242,7 +242,7 @@ def _chunk(spec: ModelSpec, settings: Settings, config: Any, stage: int | None, 
         if settings.prediction:
             from slimecli.trainers.megatron.heads import make_block
 
-            model.mtp = make_block(config, block.layer_specs[-1], spec.mtp, stage)
+            model.mtp = make_block(model, block.layer_specs[-1], spec.mtp, stage)
     return model
 
 
