@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -26,16 +27,23 @@ SGLANG = "sglang==0.5.21"
 """the version that the tests ran with; it asks for exactly this torch"""
 SGLANG_VENV = ROOT / ".venv-sglang"
 SGLANG_NEEDS = (
-    *("aiohttp", "apache-tvm-ffi==0.1.11", "distro", "dill", "einops", "fastapi", "gguf", "IPython"),
-    *("llguidance>=1.7.6,<2.0.0", "loguru", "mistral_common>=1.11.5", "msgspec", "numpy", "nvidia-ml-py"),
-    *("openai==2.8.0", "orjson", "packaging", "partial_json_parser", "pillow", "prometheus-client>=0.20.0", "psutil"),
-    *("pybase64", "pydantic", "python-multipart", "pyzmq>=25.1.2", "requests", "scipy", "sentencepiece==0.2.1"),
-    *("setproctitle", "soundfile==0.13.1", "tiktoken", "tokenizers==0.23.2", "transformers==5.19.0", "uvicorn>=0.51"),
-    *("uvloop", "watchfiles", "xxhash", "zstandard"),
+    *("aiohttp==3.14.5", "apache-tvm-ffi==0.1.11", "dill==0.4.1", "distro==1.9.0", "einops==0.8.2", "fastapi==0.165.0"),
+    *("gguf==0.19.0", "ipython==9.18.1", "llguidance==1.9.1", "loguru==0.7.3", "mistral_common==1.13.1"),
+    *("msgspec==0.22.0", "numpy==2.3.5", "nvidia-ml-py==13.615.71", "openai==2.8.0", "orjson==3.13.0"),
+    *("packaging==26.3", "partial-json-parser==0.2.1.1.post7", "pillow==13.0.0", "prometheus-client==0.26.0"),
+    *("psutil==7.2.2", "pybase64==1.5.1", "pydantic==2.14.3", "python-multipart==0.0.34", "pyzmq==27.3.0"),
+    *("requests==2.34.2", "scipy==1.17.1", "sentencepiece==0.2.1", "setproctitle==1.3.8", "soundfile==0.13.1"),
+    *("tiktoken==0.14.0", "tokenizers==0.23.2", "transformers==5.19.0", "uvicorn==0.54.0", "uvloop==0.23.0"),
+    *("watchfiles==1.3.0", "xxhash==4.1.0", "zstandard==0.25.0"),
 )
-"""what its server imports on a CPU"""
-SGLANG_ALONE = ("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7", SGLANG)
-"""installed without what they ask for: CUDA packages, several gigabytes"""
+"""what its server imports on a CPU, as the tests ran with it: a new version of one of them shall not stop the tests"""
+SGLANG_ALONE = (
+    *("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
+    *("mooncake-transfer-engine-non-cuda==0.3.13.post1", SGLANG),
+)
+"""installed without what they ask for: CUDA packages, several gigabytes; Mooncake carries caches between servers"""
+PAUSES = (5, 30)
+"""between tries of a pip that fails (seconds)"""
 STAMP = "slime-bootstrap.txt"
 """file in the virtual environment that says for which inputs it was made"""
 
@@ -57,10 +65,20 @@ def has_gpu() -> bool:
 
 
 def call(*command: str) -> None:
-    """Run a command that must work."""
-    say(" ".join(command))
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
-        fail(f"`{' '.join(command)}` failed", "read its output above; the environment is kept, and a new call goes on")
+    """Run a pip that must work; once more after each of PAUSES, for downloads fail now and then."""
+    told = " ".join(command)
+    for pause in (*PAUSES, None):
+        say(told)
+        if subprocess.run(command, cwd=ROOT, check=False).returncode == 0:
+            return
+        if pause is not None:
+            say(f"that failed; once more in {pause} s")
+            time.sleep(pause)
+    fail(
+        f"nothing of slime has failed, pip has, {len(PAUSES) + 1} times: `{told}`",
+        "read its output above: a package index that does not answer, a version that it lacks for this Python or "
+        "machine, or a full disk; the environment is kept, and a new call goes on",
+    )
 
 
 def attempt(*command: str) -> bool:

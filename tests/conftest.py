@@ -21,6 +21,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+    """A real SGLang takes minutes to start on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("sglang") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1000))
+
+
 @pytest.fixture
 def runs_root(tmp_path, monkeypatch):
     """An empty SLIME_RUNS folder."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from slimecli.engines.streaming import Tell
 from slimecli.engines.supervisor import POLL_S, SupervisedPool
 from slimecli.errors import SlimeError
 from slimecli.placement import Place
+from slimecli.ports import free_port
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.topology import ServerPlan
 
-FIRST_MEETING = 20100
-"""port at which the machines of the first engine meet; the next engine's is one above"""
 _LOADING = "the engines to load the model"
 MakeActor = Callable[..., Any]
 """(class, *arguments, at=node) -> actor"""
@@ -35,13 +35,16 @@ class RoutedPool(SupervisedPool):
     """Requests go through the router, which knows who computes prompts and who continues answers.
 
     Which server died a request does not show: where one fails, every server is asked, and those that are gone are
-    started anew. A stream that fails is not begun again.
+    started anew. Every answer is a request of its own: smg, before servers of two kinds, takes no lists of sampling
+    parameters.
     """
 
     through: HttpEngine
 
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """By the router's address; once more, within bounds, where a server was lost."""
+        if isinstance(payload.get("sampling_params"), list):
+            return list(await asyncio.gather(*(self.generate(one) for one in _each(payload))))
         told: list[str] = []
         for _ in range(self.policy.retries + 1):
             try:
@@ -61,8 +64,18 @@ class RoutedPool(SupervisedPool):
         )
 
     async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
-        """By the router's address."""
-        await self.through.generate_stream(payload, tell)
+        """The same; each answer is told as a whole, when it has ended."""
+
+        async def say(index: int, one: Mapping[str, Any]) -> None:
+            tell({**await self.generate(one), "index": index})
+
+        await asyncio.gather(*(say(i, one) for i, one in enumerate(_each(payload))))
+
+
+def _each(payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The requests of single answers that a request of several is made of."""
+    for ids, params in zip(payload["input_ids"], payload["sampling_params"], strict=True):
+        yield {**payload, "input_ids": ids, "sampling_params": params}
 
 
 class RayEngines:
@@ -95,7 +108,9 @@ class RayEngines:
         """Wait until all answer; one pool over them."""
         section = self._recipe.engine
         what = f"the servers of {self._name} to load the model" if self._name != "engine" else _LOADING
-        urls = wait([parts[0].url.remote() for parts in self._hosts], what, section.start_timeout_s)
+        parts = list(itertools.chain(*self._hosts))
+        told = dict(zip(parts, wait([p.url.remote() for p in parts], what, section.start_timeout_s), strict=True))
+        urls = [told[first] for first, *_ in self._hosts]
         clients = [connect(self._recipe, url) for url in urls]
         plans = [plan for plan, _ in self._servers]
         split = any(plan.kind != "regular" for plan in plans)
@@ -124,7 +139,7 @@ class RayEngines:
         if plan.path:
             folder = Path(plan.path).expanduser().absolute()
         tree, actors = plan.recipe.model_dump(mode="json"), []
-        meeting = f"{_address(places[0].node)}:{FIRST_MEETING + number}" if len(places) > 1 else ""
+        meeting = _meeting(places[0].node, self._recipe.cluster.start_timeout_s) if len(places) > 1 else ""
         for rank, place in enumerate(places):
             log = str(self._run.log_path(f"{self._name}_{number}" + f"_machine_{rank}" * bool(rank)))
             share = (len(places), rank, meeting) if meeting else None
@@ -138,11 +153,24 @@ class RayEngines:
             ray.kill(actor)
         self._hosts[number] = self._start(number)
         what = f"{self._name} {number} to load the model"
-        (url,) = wait([self._hosts[number][0].url.remote()], what, self._recipe.engine.start_timeout_s)
+        parts = [part.url.remote() for part in self._hosts[number]]
+        url = wait(parts, what, self._recipe.engine.start_timeout_s)[0]
         plan, _ = self._servers[number]
         if self._router is not None and plan.kind != "regular":
             self._router.roles[url] = (plan.kind, plan.bootstrap_port)
         return connect(self._recipe, url)
+
+
+def _meeting(node: str, deadline_s: float) -> str:
+    """HOST:PORT at which the machines of an engine meet: a port that is free on the first one now."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    address = _address(node)
+    options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
+    port = ray.remote(num_cpus=0, **options)(free_port).remote(address)
+    (found,) = wait([port], "a free port of an engine's first machine", deadline_s)
+    return f"{address}:{found}"
 
 
 def _address(node: str) -> str:

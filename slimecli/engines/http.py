@@ -203,6 +203,10 @@ class HttpEngine:
         found: dict[str, Any] = await self.call("GET", "/server_info", None, "describing itself")
         return found
 
+    async def ranks(self) -> int:
+        """Processes that the model is spread over; each has a rank of its own in a weight-update process group."""
+        return int((await self.info()).get("tp_size", 1))
+
     async def health(self) -> None:
         """Raises unless the engine answers."""
         await self.call("GET", "/health", None, "answering its health check")

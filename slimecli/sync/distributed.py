@@ -119,18 +119,22 @@ async def push(
         store = await loop.run_in_executor(None, partial(_control, described))
     except RuntimeError as error:
         raise SlimeError(f"the trainer's offer at {described.get('master_address')} is gone: {error}", _FIX) from None
-    joined = await _gather(
-        [_join(e, described, i + 1, len(engines) + 1) for i, e in enumerate(engines)], timeout_s, store
-    )
+    ranks = await asyncio.gather(*(asyncio.wait_for(_ranks(e), timeout_s) for e in engines), return_exceptions=True)
+    counts = [r for r in ranks if isinstance(r, int)]
+    if len(counts) < len(engines):
+        store.set("world", "0")
+        return _refused(ranks)
+    offsets = [1 + sum(counts[:i]) for i in range(len(engines) + 1)]
+    calls = [_join(e, described, offsets[i], offsets[-1]) for i, e in enumerate(engines)]
+    joined = await _gather(calls, offsets[-1], timeout_s, store)
     if any(isinstance(answer, BaseException) for answer in joined):
         store.set("go", "no")
-        told = SlimeError("did not receive: another engine could not join the group", _FIX)
         await _leave(engines, described["group_name"])
-        return [answer if isinstance(answer, BaseException) else told for answer in joined]
+        return _refused(joined)
     store.set("go", "yes")
     update = replace(staged.update, group={k: described[k] for k in RECEIVED_KEYS})
-    calls = [asyncio.wait_for(engine.update_weights(update), timeout_s) for engine in engines]
-    answers: list[WeightReceipt | BaseException] = list(await asyncio.gather(*calls, return_exceptions=True))
+    updates = [asyncio.wait_for(engine.update_weights(update), timeout_s) for engine in engines]
+    answers: list[WeightReceipt | BaseException] = list(await asyncio.gather(*updates, return_exceptions=True))
     answers = await _compared(engines, answers, staged, store)
     store.set("left", "")
     await _leave(engines, described["group_name"])
@@ -164,9 +168,21 @@ async def _compared(
     return out
 
 
-async def _gather(calls: list[Any], timeout_s: float, store: Any) -> list[Any]:
-    """Tell the trainer how many come, and let them come."""
-    store.set("world", str(len(calls) + 1))
+def _refused(answers: Sequence[Any]) -> list[WeightReceipt | BaseException]:
+    """The engines' own errors, and that of an other for those that were willing."""
+    told = SlimeError("did not receive: another engine could not join the group", _FIX)
+    return [answer if isinstance(answer, BaseException) else told for answer in answers]
+
+
+async def _ranks(engine: RolloutEngine) -> int:
+    """Processes that an engine joins with: SGLang's tensor-parallel ranks, on whichever machines they are."""
+    ask = getattr(engine, "ranks", None)
+    return 1 if ask is None else int(await ask())
+
+
+async def _gather(calls: list[Any], world: int, timeout_s: float, store: Any) -> list[Any]:
+    """Tell the trainer how large the group is, and let the engines come."""
+    store.set("world", str(world))
     return await asyncio.gather(*(asyncio.wait_for(c, timeout_s) for c in calls), return_exceptions=True)
 
 

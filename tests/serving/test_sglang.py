@@ -18,11 +18,10 @@ from tests.serving.test_follow import commit
 
 
 @pytest.mark.sglang
-@pytest.mark.timeout(400)
 def test_sglang_is_served_streamed_and_follows(tmp_path, sglang_python):  # noqa: F811 - the fixture
     run = RunDir(tmp_path / "run")
     run.live_dir.mkdir(parents=True)
-    recipe = load_recipe(overrides=made.overrides(sglang_python))
+    recipe = load_recipe(overrides=made.overrides(sglang_python, *made.PATIENT))
     params = {"max_new_tokens": 6, "temperature": 1.0, "ignore_eos": True}
 
     async def work(fleet):
@@ -32,7 +31,7 @@ def test_sglang_is_served_streamed_and_follows(tmp_path, sglang_python):  # noqa
         assert len(parts) > 2 and all(b.content.startswith(a.content) for a, b in itertools.pairwise(parts))
         messages += [parts[-1].message, {"role": "user", "content": "more"}]
         commit(run, 5, seed=5)
-        assert await Follower(run, fleet, version=0, timeout_s=120).look()
+        assert await Follower(run, fleet, version=0, timeout_s=300).look()
         await chat.answer(chat.prepare(Ask(messages=messages, params=params, session="s")))
         return chat.sessions.end("s", reward=1.0)
 

@@ -52,6 +52,15 @@ ON_CPU: tuple[tuple[str, Any, str], ...] = (
     ("disable_overlap_schedule", True, "there is no device whose work could overlap with the scheduler's"),
 )
 """(argument, value, reason) without a GPU, unless [sglang] says otherwise"""
+_TCP = ("disaggregation_transfer_backend", "mooncake_tcp", "caches go over TCP: there is no InfiniBand")
+SPLIT_ON_CPU: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
+    "prefill": (_TCP,),
+    "decode": (
+        _TCP,
+        ("disaggregation_decode_retraction_backup", "cpu_tensor", "its other way pins memory for a GPU"),
+    ),
+}
+"""the same of servers that only compute prompts, or only continue answers"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +110,10 @@ def decided(recipe: Recipe, *, on_gpu: bool) -> list[tuple[str, Any, str]]:
         tokens = section.slots * recipe.max_context
         reason = "engine.slots x the recipe's context; SGLang would take most of the machine's memory"
         out += [("device", "cpu", "there is no GPU"), ("max_total_tokens", tokens, reason), *ON_CPU]
-    given = {_field(name, known_arguments(installation(section.python).folder)) for name in recipe.sglang}
+    known = known_arguments(installation(section.python).folder)
+    given = {_field(name, known): value for name, value in recipe.sglang.items()}
+    if not on_gpu:
+        out += SPLIT_ON_CPU.get(given.get("disaggregation_mode", ""), ())
     return [row for row in out if row[0] not in given]
 
 

@@ -9,14 +9,20 @@ models run as they are, the models in their own PyTorch form (`forward_native`).
   left alone. Can go when SGLang imports Triton on demand.
 * two operators of torchvision: that wheel is linked with CUDA, and its import asks for their schemas. Can go when a
   CPU build of torchvision is installed.
+* `libibverbs`, a system library for InfiniBand: Mooncake's, which carries caches from prefill to decode servers, is
+  linked with it even where it goes over TCP. An empty one stands in, where there is none. Can go when it is installed.
 * `torch.cuda.synchronize`: SGLang's weight checker calls it on every device. Can go when SGLang asks for the device.
 
 SGLang's processes are spawned, and import the main module anew, so that the stand-ins are set in each.
 """
 
+import contextlib
+import ctypes
 import importlib.machinery
 import importlib.util
+import os
 import platform
+import struct
 import sys
 import types
 from pathlib import Path
@@ -76,6 +82,37 @@ def stand_in_for_vision_operators() -> Any:
     return library
 
 
+def empty_library(name: str) -> bytes:
+    """A shared library in ELF's format that has a name and no functions."""
+    strings = b"\0" + name.encode() + b"\0"
+    dynamic, symbols, text = 232, 328, 352  # where they begin (bytes); before them the header and three segments
+    with Path("/proc/self/exe").open("rb") as own:
+        machine = own.read(20)[18:]
+    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<H", 3) + machine
+    header += struct.pack("<IQQQIHHHHHH", 1, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0)
+    size = text + len(strings)
+    segments = [(1, 0, size, 4096), (2, dynamic, symbols - dynamic, 8), (0x6474E551, 0, 0, 16)]  # the last: the stack
+    for kind, start, length, alignment in segments:
+        header += struct.pack("<IIQQQQQQ", kind, 6, start, start, start, length, length, alignment)
+    # name, strings, their size, symbols (the empty first one alone), their size, end
+    entries = [(14, 1), (5, text), (10, len(strings)), (6, symbols), (11, 24), (0, 0)]
+    return header + b"".join(struct.pack("<QQ", *entry) for entry in entries) + bytes(24) + strings
+
+
+def stand_in_for_infiniband() -> None:
+    """Mooncake finds it by its name; a function of it is looked for when it is called, which TCP never does."""
+    if importlib.util.find_spec("mooncake") is None:
+        return
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libibverbs.so.1")
+        return
+    file = os.memfd_create("libibverbs.so.1")
+    os.write(file, empty_library("libibverbs.so.1"))
+    ctypes.CDLL(f"/proc/self/fd/{file}")
+    os.close(file)
+    sys.setdlopenflags(os.RTLD_LAZY)
+
+
 def stand_in_for_synchronize() -> None:
     """Nothing to wait for."""
     import torch
@@ -90,6 +127,7 @@ def install() -> Any:
         sys.exit(f"{sys.executable} has no SGLang")
     stand_in_for_triton(Path(package.submodule_search_locations[0]))
     stand_in_for_kernels()
+    stand_in_for_infiniband()
     stand_in_for_synchronize()
     return stand_in_for_vision_operators()
 

@@ -162,6 +162,9 @@ def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Se
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models(found.folder, model_dir)),
         }
+    variables = env.engine_env(recipe.engine.threads, **extra)
+    if not on_gpu and recipe.gpus_per_engine > 1:
+        variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", _processors(recipe.gpus_per_engine))
     script = HERE / ("serve.py" if on_gpu else "cpu.py")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as handle:
@@ -172,7 +175,7 @@ def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Se
             stdout=handle,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=env.engine_env(recipe.engine.threads, **extra),
+            env=variables,
         )
     assert process.stdin is not None
     # command lines can be read by every user of the machine, a pipe cannot
@@ -181,6 +184,11 @@ def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Se
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)
     shown = f"[{shown}]" if ":" in shown else shown
     return Server(f"http://{shown}:{place.port}", process, log, start)
+
+
+def _processors(ranks: int) -> str:
+    """All of this machine's for every rank: SGLang demands to be told once there are more ranks than NUMA nodes."""
+    return "|".join([",".join(map(str, sorted(os.sched_getaffinity(0))))] * ranks)
 
 
 def _other_models(sglang: Path, model_dir: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,21 +35,21 @@ def sglang_python():
     return python
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_recipe(sglang_python):
-    """The recipe of the session's server."""
-    return load_recipe("", made.overrides(sglang_python))
+    """The recipe of the folder's server."""
+    return load_recipe("", made.overrides(sglang_python, *made.PATIENT))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_server(real_recipe, models, tmp_path_factory):
-    """One SGLang server for all tests."""
+    """One SGLang server for all tests of this folder; it is gone when others run."""
     server = start_server(real_recipe, models("qwen3"), log=tmp_path_factory.mktemp("sglang") / "server.log")
     yield server
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded_url(models):
     """The embedded engine behind HTTP, on the same model."""
     engine = EmbeddedEngine(models("qwen3"), slots=8, max_context=512)
@@ -61,10 +62,17 @@ def embedded_url(models):
 def served(request):
     """A client of either server, holding the weights of seed 0."""
     url = request.getfixturevalue("embedded_url" if request.param == "embedded" else "real_server")
-    client = HttpEngine(getattr(url, "url", url), timeout_s=60)
+    client = HttpEngine(getattr(url, "url", url), timeout_s=180)
     client.kind = request.param
     yield client
     asyncio.run(client.close())
+
+
+async def until_busy(client, requests, *tasks):
+    """Wait until so many requests are being answered; none of the tasks that asked for them may have ended before."""
+    end = time.monotonic() + 120
+    while (await client.call("GET", "/v1/loads", None, "telling its load"))["loads"][0]["num_running_reqs"] < requests:
+        assert time.monotonic() < end and not any(task.done() for task in tasks)
 
 
 @pytest.fixture

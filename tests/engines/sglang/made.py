@@ -50,6 +50,9 @@ FIELDS = """
         nnodes: A[int, "x"] = 1
         node_rank: A[int, "x"] = 0
         dist_init_addr: A[Optional[str], "x"] = None
+        disaggregation_mode: A[str, "x"] = "null"
+        disaggregation_transfer_backend: A[str, "x"] = "mooncake"
+        disaggregation_decode_retraction_backup: A[Optional[str], "x"] = None
 """
 SERVER = """
     import http.server, json, os, subprocess, sys, time
@@ -62,7 +65,8 @@ SERVER = """
             if "--max-total-tokens" in sys.argv and sys.argv[sys.argv.index("--max-total-tokens") + 1] == "1":
                 return self.send_error(503)
             told = {"argv": sys.argv[1:], "child": child.pid, "threads": os.environ["OMP_NUM_THREADS"],
-                    "rank": os.environ.get("RANK"), "cpu": os.environ.get("SGLANG_USE_CPU_ENGINE")}
+                    "rank": os.environ.get("RANK"), "cpu": os.environ.get("SGLANG_USE_CPU_ENGINE"),
+                    "bound": os.environ.get("SGLANG_CPU_OMP_THREADS_BIND")}
             self.send_response(200); self.end_headers(); self.wfile.write(json.dumps(told).encode())
         def log_message(self, *args): print("GET", self.path, flush=True)
     print("listening", flush=True)
@@ -78,6 +82,10 @@ TORCH = '''
     cuda = types.SimpleNamespace()
     backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: False))
 '''
+
+
+PATIENT = ("engine.start_timeout_s=800",)
+"""of real servers: 25 s to start on two idle cores, several minutes on busy ones"""
 
 
 def overrides(python: Path | str, *more: str) -> tuple[str, ...]:

@@ -106,6 +106,18 @@ def test_a_server_on_several_machines(made_up):
     assert "said by cluster.gpus_per_machine" in told
 
 
+def test_caches_between_servers_go_over_tcp_without_a_gpu(made_up):
+    def said(kind, on_gpu, *more):
+        own = recipe(made_up, f"sglang.disaggregation_mode={kind}", *more)
+        pairs = dict(itertools.pairwise(arguments.command_words(own, made_up, PLACE, on_gpu=on_gpu)))
+        return [pairs.get(f"--disaggregation-{n}") for n in ("mode", "transfer-backend", "decode-retraction-backup")]
+
+    assert said("prefill", False) == ["prefill", "mooncake_tcp", None]
+    assert said("decode", False) == ["decode", "mooncake_tcp", "cpu_tensor"]
+    assert said("decode", False, "sglang.disaggregation-transfer-backend=fake") == ["decode", "fake", "cpu_tensor"]
+    assert said("decode", True) == ["decode", None, None], "SGLang's own choice"
+
+
 def test_memory_is_given_up_only_where_gpus_are_shared(made_up):
     colocated = recipe(made_up, "cluster.placement=colocated")
     assert "--enable-memory-saver" in arguments.command_words(colocated, made_up, PLACE, on_gpu=True)

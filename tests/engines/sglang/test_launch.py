@@ -1,5 +1,7 @@
 """Servers are started, watched and ended: with a made-up SGLang whose server only answers its health check."""
 
+import ctypes
+import itertools
 import json
 import os
 import signal
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slimecli.engines.sglang import launch, serve
+from slimecli.engines.sglang import cpu, launch, serve
 from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
 from tests.engines.sglang.made import overrides
@@ -66,6 +68,31 @@ def test_a_server_runs_with_what_it_was_given_and_ends_with_all_its_processes(st
     server.close()
     server.close()
     assert not server.alive() and is_gone(found["child"]) and serve.members(server.pid) == []
+
+
+def test_a_machines_share_of_a_server(start, monkeypatch):
+    found = told(start("sglang.tp_size=2", share=(2, 1, "127.0.0.1:20100")))
+    words = dict(itertools.pairwise(found["argv"]))
+    assert (words["--nnodes"], words["--node-rank"], words["--dist-init-addr"]) == ("2", "1", "127.0.0.1:20100")
+    processors = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    assert found["bound"] == f"{processors}|{processors}", "SGLang asks where more ranks than NUMA nodes run"
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    assert told(start("sglang.tp_size=2"))["bound"] == "0|1"
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND")
+    assert told(start())["bound"] is None
+
+
+def test_a_library_that_is_not_there_is_found_by_its_name():
+    """What Mooncake is linked with is loaded before it; the loader asks for no file of that name then."""
+    name = f"libslime-{os.getpid()}.so.1"
+    with pytest.raises(OSError, match="No such file"):
+        ctypes.CDLL(name)
+    file = os.memfd_create(name)
+    os.write(file, cpu.empty_library(name))
+    ctypes.CDLL(f"/proc/self/fd/{file}")
+    os.close(file)
+    with pytest.raises(AttributeError, match="undefined symbol: ibv_open_device"):
+        _ = ctypes.CDLL(name).ibv_open_device
 
 
 def test_only_the_models_own_module_is_imported_on_a_cpu(made_up, models):

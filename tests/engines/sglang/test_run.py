@@ -1,7 +1,10 @@
 """`slime run` with a real SGLang server: rollout, step, weights by broadcast, all from the command line."""
 
+from functools import partial
+
 import pytest
 
+from tests.engines.sglang import made
 from tests.forked import slime, succeed
 from tests.tiny_run import metrics, sets
 
@@ -9,9 +12,15 @@ pytestmark = pytest.mark.sglang
 
 
 def test_two_steps_with_weights_by_broadcast(sglang_python, tmp_path):
-    engine = ("engine.backend=sglang", f"engine.python={sglang_python}", "sync.kind=distributed", "steps=2")
+    engine = (
+        "engine.backend=sglang",
+        f"engine.python={sglang_python}",
+        "sync.kind=distributed",
+        "steps=2",
+        *made.PATIENT,
+    )
     words = ("run", "--recipe", "quickstart", "--run", "r", *sets(*engine), "--sglang-log-level", "warning")
-    succeed(*words, folder=tmp_path)
+    succeed(*words, folder=tmp_path, run=partial(slime, timeout_s=900))
     steps = metrics(tmp_path / "runs" / "r")
     assert [s["step"] for s in steps] == [1, 2]
     assert len({s["weights/fingerprint"] for s in steps}) == 2, "the weights change with every step"

@@ -19,6 +19,7 @@ from slimecli.sync.push import push
 from slimecli.sync.stage import stage_weights
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
+from tests.engines.sglang.conftest import until_busy
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 PROMPTS = ([5, 6, 7], [60, 8, 100, 9, 33], list(range(40, 80)))
@@ -119,7 +120,7 @@ def test_abort_answers_with_what_there_is(served):
     async def scene():
         payload = {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
         tasks = [asyncio.create_task(served.generate({**payload, "rid": rid})) for rid in ("one", "two")]
-        await asyncio.sleep(0.1)
+        await until_busy(served, 2, *tasks)
         await served.abort("one")
         first = await tasks[0]
         assert not tasks[1].done()
@@ -157,7 +158,7 @@ def test_weights_arrive_by_broadcast(restored, models, reference, tmp_path):
 def take_seed_1(served, models, reference, folder, kind):
     like = models("qwen3", 1)
     staged = stage_weights(HfFolder(like).iterate(), kind, version=7, folder=folder / "w", like=like, one_host=True)
-    (receipt,) = asyncio.run(push([served], staged, 60))
+    (receipt,) = asyncio.run(push([served], staged, 180))
     assert receipt.version == 7
     assert receipt.fingerprint == staged.fingerprint == fingerprint(HfFolder(like).iterate())
     replies = generate(served, input_ids=[*PROMPTS], sampling_params=[GREEDY] * 3)
@@ -180,7 +181,7 @@ def test_an_update_between_tokens_is_told_by_each_answer(restored, models):
     async def scene():
         sampling = {"max_new_tokens": 300, "ignore_eos": True}
         task = asyncio.create_task(restored.generate({"input_ids": [3, 4], "sampling_params": sampling}))
-        await asyncio.sleep(0.1)
+        await until_busy(restored, 1, task)
         await restored.pause("in_place")
         update = WeightUpdate(kind="disk", version=9, folder=models("qwen3", 1))
         await restored.update_weights(update)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
@@ -12,8 +11,10 @@ from slimecli.sync import chain
 from slimecli.sync.push import push
 from slimecli.sync.stage import stage_weights
 from slimecli.weights.hf import HfFolder
+from tests.engines.sglang.conftest import until_busy
 
-ANSWER = 120
+ANSWER = 300
+PATIENCE_S = 180
 PARAMS = {"max_new_tokens": ANSWER, "ignore_eos": True, "temperature": 1.0, "sampling_seed": 1}
 GREEDY = {"input_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
 
@@ -22,7 +23,7 @@ GREEDY = {"input_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "max_new
 def client(served, models, tmp_path):
     """Whatever a test does, the next one finds the weights of seed 0."""
     yield served
-    asyncio.run(push(served, stage("disk", models("qwen3"), tmp_path / "back", 0), 60))
+    asyncio.run(push(served, stage("disk", models("qwen3"), tmp_path / "back", 0), PATIENCE_S))
     chain.forget(tmp_path / "w")
 
 
@@ -39,7 +40,7 @@ def test_weights_arrive_and_are_proven(client, models, tmp_path, kind):
     before = said(client)
     for version, seed in ((1, 1), (2, 0), (3, 1)):
         staged = stage(kind, models("qwen3", seed=seed), tmp_path / "w", version)
-        receipt = asyncio.run(push(client, staged, 60))[0]
+        receipt = asyncio.run(push(client, staged, PATIENCE_S))[0]
         assert (receipt.version, receipt.fingerprint) == (version, staged.fingerprint)
         assert (said(client) == before) == (seed == 0)
         assert 0 < receipt.pause_seconds <= receipt.seconds
@@ -55,7 +56,7 @@ def test_one_bit_in_shared_memory_is_found(client, models, tmp_path):
         handle.seek(entry["offset"])
         handle.write(bytes([byte ^ 1]))
     with pytest.raises(SlimeError, match=staged.fingerprint):
-        asyncio.run(push(client, staged, 60))
+        asyncio.run(push(client, staged, PATIENCE_S))
 
 
 async def during(client, staged, running):
@@ -63,10 +64,8 @@ async def during(client, staged, running):
     early = [
         asyncio.create_task(client.generate({"input_ids": [i, 9], "sampling_params": PARAMS})) for i in (3, 4, 5, 6)
     ]
-    end = time.monotonic() + 30
-    while (await client.call("GET", "/v1/loads", None, "telling its load"))["loads"][0]["num_running_reqs"] < 1:
-        assert time.monotonic() < end and not any(task.done() for task in early)
-    await push(client, staged, 60, running=running)
+    await until_busy(client, 1, *early)
+    await push(client, staged, PATIENCE_S, running=running)
     replies = [await task for task in early]
     return [reply["meta_info"] for reply in replies], (await client.generate(GREEDY))["meta_info"]
 
@@ -91,7 +90,7 @@ def test_requests_under_way(client, models, tmp_path, running):
 def test_a_paused_server_is_left_paused(client, models, tmp_path):
     async def scene():
         await client.pause("retract")
-        await push(client, stage("disk", models("qwen3", seed=1), tmp_path / "w", 2), 60)
+        await push(client, stage("disk", models("qwen3", seed=1), tmp_path / "w", 2), PATIENCE_S)
         task = asyncio.create_task(client.generate(GREEDY))
         await asyncio.sleep(0.3)
         waits = not task.done()
@@ -103,10 +102,10 @@ def test_a_paused_server_is_left_paused(client, models, tmp_path):
 
 def test_two_clients_of_one_chain(client, models, tmp_path):
     """They share the folder of all weights, which one of them brings forward."""
-    other = HttpEngine(client.url, timeout_s=60)
+    other = HttpEngine(client.url, timeout_s=PATIENCE_S)
     for version, seed in ((1, 0), (2, 1)):
         staged = stage("disk_delta", models("qwen3", seed=seed), tmp_path / "w", version)
-        asyncio.run(push(client, staged, 60))
-        receipts = asyncio.run(push(other, staged, 60))
+        asyncio.run(push(client, staged, PATIENCE_S))
+        receipts = asyncio.run(push(other, staged, PATIENCE_S))
         assert receipts[0].fingerprint == staged.fingerprint
     asyncio.run(other.close())

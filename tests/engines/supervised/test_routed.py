@@ -56,3 +56,23 @@ async def _refused(pool):
         return [await pool.generate({"input_ids": "nonsense"})]
     except SlimeError as error:
         return [error]
+
+
+def test_every_answer_is_a_request_of_its_own(routed):
+    """smg refuses lists of sampling parameters for servers of two kinds."""
+    sent, inner = [], routed.pool.through.generate
+
+    async def generate(payload):
+        sent.append(payload)
+        return await inner(payload)
+
+    routed.pool.through.generate = generate
+    params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+    payload = {"input_ids": [[5], [6, 7]], "sampling_params": [params, {**params, "max_new_tokens": 2}]}
+    replies = routed.aio.run(routed.pool.generate({**payload, "return_logprob": True}))
+    assert [p["input_ids"] for p in sent] == payload["input_ids"]
+    assert all(isinstance(p["sampling_params"], dict) and p["return_logprob"] for p in sent)
+    assert [len(r["output_ids"]) for r in replies] == [3, 2]
+    told = {}
+    routed.aio.run(routed.pool.generate_stream(payload, lambda reply: told.update({reply["index"]: reply})))
+    assert [told[i]["output_ids"] for i in (0, 1)] == [r["output_ids"] for r in replies]
