@@ -1,12 +1,17 @@
 """Settings that say how, not what: the result must not depend on them."""
 
+import asyncio
 import json
 
 import pytest
 import torch
 
+from slimecli.engines.http import HttpEngine
+from slimecli.rundir import RunDir
+from slimecli.weights.fingerprint import Fingerprint
+from tests.engines.processes import start_engine
 from tests.forked import slime, spawn_slime, succeed
-from tests.tiny_run import assert_same_run, metrics, sets, weights
+from tests.tiny_run import assert_same_run, assert_same_weights, metrics, sets, weights
 
 STEPS = 2
 
@@ -23,10 +28,39 @@ def run(folder, *extra):
     return folder / "runs" / "r"
 
 
-@pytest.mark.parametrize("kind", ["disk", "shared_memory", "tensor", "disk_delta"])
-def test_sync_kinds_give_the_same_run(reference, tmp_path, kind):
-    other = run(tmp_path, f"sync.kind='{kind}'")
+@pytest.fixture(scope="module")
+def elsewhere(reference):
+    """An embedded engine in a process of its own, with the weights of before SFT; every run gives it new ones."""
+    engine = start_engine(RunDir(reference).model_dir)
+    yield engine
+    engine.kill()
+
+
+def published(folder):
+    """(version, fingerprint) of all weights that a run published."""
+    return [(m["weights/version"], m["weights/fingerprint"]) for m in metrics(folder) if "weights/version" in m]
+
+
+def test_the_reference_is_of_one_process(reference):
+    """Its engine takes the trainer's own tensors: the kind that all others are compared with."""
+    assert RunDir(reference).recipe().sync_kind("local") == "in_process"
+    assert [version for version, _ in published(reference)] == [1, 2]
+    assert len({mark for _, mark in published(reference)}) == STEPS, "every step has weights of its own"
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "tensor", "distributed", "disk", "disk_delta"])
+def test_sync_kinds_give_the_same_run_and_the_same_weights_on_the_engine(reference, elsewhere, tmp_path, kind):
+    """In process, and by every kind to an engine in another process: samples, versions, fingerprints, weights."""
+    other = run(tmp_path, f"sync.kind='{kind}'", f"engine.urls=['{elsewhere.url}']")
     assert_same_run(reference, other, STEPS)
+    assert published(other) == published(reference)
+    assert_same_weights(reference / "export", other / "export")
+    version, fingerprint, digests = asyncio.run(held_by(elsewhere.url))
+    mark = Fingerprint()
+    for name, tensor in weights(reference / f"weights/v{STEPS:06d}").items():
+        mark.update(name, tensor)
+    assert (version, fingerprint) == (str(STEPS), mark.hexdigest()) and digests == mark.digests()
+    assert (STEPS, fingerprint) == published(reference)[-1]
     perf = [json.loads(line) for line in (other / "perf.jsonl").read_text().splitlines()]
     assert all(p["seconds/sync_stage"] > 0 and p["seconds/sync_push"] >= p["seconds/sync_pause"] > 0 for p in perf)
     full = [p["sync/full"] for p in perf]
@@ -34,6 +68,15 @@ def test_sync_kinds_give_the_same_run(reference, tmp_path, kind):
     total = metrics(other)[-1]["weights/bytes"]
     assert perf[-1]["sync/bytes"] < total if kind == "disk_delta" else perf[-1]["sync/bytes"] == total
     assert not (other / "sync").exists(), "weights on their way are gone with the run"
+
+
+async def held_by(url):
+    """(version, fingerprint, digest per weight) that an engine says of its live weights."""
+    client = HttpEngine(url, timeout_s=30)
+    info = await client.info()
+    told = (info["weight_version"], await client.fingerprint(), await client.digests())
+    await client.close()
+    return told
 
 
 def test_engine_slots_do_not_change_answers(reference, tmp_path):
