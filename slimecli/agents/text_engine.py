@@ -17,14 +17,16 @@ from slimecli.agents.tool_calls import ToolFormat, tool_format
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.text import TextCodec
 from slimecli.engines.http import reason_of
-from slimecli.engines.http_errors import EngineRefusedError, refusal
-from slimecli.engines.streaming import events
+from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError, refusal
+from slimecli.engines.streaming import Answers, Tell, events
 from slimecli.errors import SlimeError
 from slimecli.protocols import RolloutEngine
 
 if TYPE_CHECKING:
     from slimecli.engines.embedded.engine import EmbeddedEngine
 
+PAUSE_S = 0.2
+"""before an answer goes on elsewhere (seconds)"""
 Stream = Callable[[Mapping[str, Any]], AsyncIterator[dict[str, Any]]]
 
 
@@ -96,7 +98,14 @@ def embedded(engine: EmbeddedEngine) -> TextEngine:
 
 
 def remote(
-    engine: RolloutEngine, model_dir: Path, *, max_context: int, url: str = "", api_key: str = "", timeout_s: float
+    engine: RolloutEngine,
+    model_dir: Path,
+    *,
+    max_context: int,
+    url: str = "",
+    api_key: str = "",
+    timeout_s: float,
+    retries: int = 0,
 ) -> TextEngine:
     """Engines elsewhere, driven through a client; the tokenizer comes from an HF folder here.
 
@@ -104,12 +113,13 @@ def remote(
         url: where `/generate` can be streamed from; empty: answers come at once.
         api_key: for that URL.
         timeout_s: deadline of a streamed answer (seconds).
+        retries: how often a streamed answer goes on elsewhere when its engine is lost.
     """
     config = files.read_json(model_dir / "config.json")
     text = config.get("text_config") or {}
     codec = TextCodec(model_dir, int(config.get("vocab_size") or text.get("vocab_size") or 0))
     family = str(config.get("model_type", "")).removesuffix("_text")
-    stream = HttpStream(url, api_key, timeout_s) if url else None
+    stream = HttpStream(url, api_key, timeout_s, retries) if url else None
     return TextEngine(engine, codec, name=str(model_dir), max_context=max_context, family=family, stream=stream)
 
 
@@ -133,28 +143,75 @@ async def _json(answer: aiohttp.ClientResponse) -> Any:
 
 
 class HttpStream:
-    """Server-sent events of `/generate`. Used from one event loop only."""
+    """Server-sent events of `/generate`. Used from one event loop only.
 
-    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
-        self._url = url.rstrip("/") + "/generate"
+    Args:
+        retries: how often an answer goes on elsewhere when its engine is lost.
+    """
+
+    def __init__(self, url: str, api_key: str, timeout_s: float, retries: int) -> None:
+        self._url = url.rstrip("/")
+        self._retries = retries
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def __call__(self, payload: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The replies so far. Closing the connection early makes the engine drop the request."""
+        """The replies so far. Closing the iterator early makes the engine drop the request."""
+        told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        ask = self._going_on(payload, told.put_nowait) if _can_go_on(payload) else self._once(payload, told.put_nowait)
+        work = asyncio.ensure_future(ask)
+        work.add_done_callback(lambda _: told.put_nowait({}))
+        try:
+            while item := await told.get():
+                yield item
+            await work
+        finally:
+            work.cancel()
+
+    async def _going_on(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """One answer; where its engine is lost, another one says the rest of it."""
+        key = {"routing_key": payload["routing_key"]} if payload.get("routing_key") else {}
+        params = {k: v for k, v in payload["sampling_params"].items() if k != "n"}
+        many = {**payload, "input_ids": [payload["input_ids"]], "sampling_params": [params]}
+        many["rid"] = [payload["rid"]] if payload.get("rid") else None
+        answers = Answers(many, tell)
+        for left in range(self._retries, -1, -1):
+            try:
+                await answers.ask(lambda rest, tell: self._once({**rest, **key}, tell))
+                break
+            except EngineUnreachableError:
+                if not left:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def _once(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """Over one connection."""
         headers = dict(self._headers)
         if key := payload.get("routing_key"):
             headers["X-SMG-Routing-Key"] = str(key)
         data = {k: v for k, v in payload.items() if k != "routing_key"} | {"stream": True}
         async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
             try:
-                async with session.post(self._url, data=orjson.dumps(data)) as answer:
+                async with session.post(self._url + "/generate", data=orjson.dumps(data)) as answer:
                     if answer.status != 200:
-                        told = reason_of(await _json(answer), answer.status)
-                        raise refusal(self._url.removesuffix("/generate"), "generating", told, answer.status)
+                        raise refusal(
+                            self._url, "generating", reason_of(await _json(answer), answer.status), answer.status
+                        )
                     async for item in events(answer.content, self._url):
-                        yield item
-            except (TimeoutError, aiohttp.ClientError, asyncio.IncompleteReadError) as error:
-                raise SlimeError(f"the engine at {self._url} broke off: {error!r}", "see its log") from None
+                        tell(item)
+            except TimeoutError:
+                raise SlimeError(f"the engine at {self._url} did not answer in time", "see its log") from None
+            except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+                raise EngineUnreachableError(f"the engine at {self._url} broke off: {error!r}", "see its log") from None
+
+
+def _can_go_on(payload: Mapping[str, Any]) -> bool:
+    """Whether another engine could say the rest of an answer: one answer to one prompt, without other tokens' odds."""
+    params = payload.get("sampling_params")
+    if not isinstance(params, Mapping) or not isinstance(params.get("max_new_tokens"), int):
+        return False
+    ids = payload.get("input_ids")
+    single = isinstance(ids, list) and bool(ids) and isinstance(ids[0], int) and params.get("n") in (None, 1)
+    return single and not payload.get("top_logprobs_num") and payload.get("logprob_start_len") in (None, -1)

@@ -181,6 +181,7 @@ def joined(before: Reply, piece: Reply) -> Reply:
         "pieces": before.get("pieces", 1) + piece.get("pieces", 1),
         "meta_info": {
             **meta,
+            "prompt_tokens": old.get("prompt_tokens", 0),
             "completion_tokens": count + len(piece["output_ids"]),
             "output_token_logprobs": [*old.get("output_token_logprobs", []), *meta.get("output_token_logprobs", [])],
             "weight_versions": _spans(old["weight_versions"], shifted),

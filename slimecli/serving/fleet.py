@@ -184,7 +184,7 @@ class ProcessFleet:
             self._model_dir,
             max_context=fitting_context(self._recipe, self._model_dir),
             url=front,
-            timeout_s=self._recipe.rollout.request_timeout_s,
+            **self._limits,
         )
 
     @property
