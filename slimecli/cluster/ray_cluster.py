@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from slimecli import env
 from slimecli.cluster.actors import TrainerHost
 from slimecli.cluster.ray_engines import RayEngines
+from slimecli.cluster.ray_head import watch_head
 from slimecli.cluster.ray_trainer import TrainerGroup
 from slimecli.cluster.reservation import Reservation, places_of
 from slimecli.errors import SlimeError
@@ -36,6 +37,7 @@ class RayCluster:
         self._trainers: TrainerGroup | None = None
         self._reservation: Reservation | None = None
         self._started_ray = _start_ray(recipe)
+        self._head = watch_head()
         self._demand = demand_of(recipe, group_size(recipe), _gpu_count())
         self.colocated = self._demand.colocate
         """trainer and engines share GPUs, and take turns"""
@@ -74,7 +76,9 @@ class RayCluster:
         places = iter(places_of(self._reserved(), sum(len(plan.parts) for plan in plans)))
         served = [(plan, list(itertools.islice(places, len(plan.parts)))) for plan in plans]
         own = [(plan, parts) for plan, parts in served if plan.model == model]
-        return RayEngines(recipe, self._run, model_dir, self._actor, own).open()
+        pool = RayEngines(recipe, self._run, model_dir, self._actor, own).open()
+        self._head.tell(pool.stop)
+        return pool
 
     def stage(self, trainer: Trainer, kind: SyncKind, version: int, folder: Path, like: Path) -> StagedWeights:
         """Stage on the trainer's side; rank 0 writes."""
@@ -102,12 +106,14 @@ class RayCluster:
         """Stop our actors, and Ray if we started it."""
         import ray
 
+        self._head.close()
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
         self._trainers = None
         if self._reservation is not None:
-            self._reservation.release()
+            if self._head.error is None:  # nobody is left whom they could be given back to
+                self._reservation.release()
             self._reservation = None
         if self._started_ray:
             ray.shutdown()

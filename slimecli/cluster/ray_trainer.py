@@ -29,23 +29,24 @@ class TrainerGroup:
         self._hosts = hosts
         self._timeout_s = start_timeout_s
         self._is_idle = True
+        self._names = [f"trainer rank {rank}" for rank in range(len(hosts))]
         host, port = wait([hosts[0].address.remote()], "trainer rank 0 to start", start_timeout_s)[0]
         joined = [
             h.join.remote(rank, len(hosts), host, port, place.local_rank)
             for rank, (h, place) in enumerate(zip(hosts, places, strict=True))
         ]
-        wait(joined, "all trainer ranks to join the process group", start_timeout_s)
+        wait(joined, "all trainer ranks to join the process group", start_timeout_s, self._names)
 
     def open(self, recipe: Recipe, model_dir: Path, total_steps: int) -> None:
         """Load a model into every rank."""
         tree = recipe.model_dump(mode="json")
         opened = [h.open.remote(tree, str(model_dir), total_steps) for h in self._hosts]
-        wait(opened, "the trainer to load the model", self._timeout_s)
+        wait(opened, "the trainer to load the model", self._timeout_s, self._names)
 
     def _all(self, method: str, *args: Any, what: str) -> Any:
         self._is_idle = False
         refs = [getattr(h, method).remote(*args) for h in self._hosts]
-        result = wait(refs, what, _WORK_DEADLINE_S)[0]
+        result = wait(refs, what, _WORK_DEADLINE_S, self._names)[0]
         self._is_idle = True
         return result
 

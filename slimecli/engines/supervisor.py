@@ -155,6 +155,10 @@ class SupervisedPool(EnginePool):
         silent = 0.0
         while seat.running:
             await asyncio.sleep(self.policy.interval_s)
+            if self._fatal is not None:  # `stop` cannot end them: it comes from another thread
+                for task in list(seat.running):
+                    task.cancel()
+                return
             if self._changing or seat.state != "up" or not seat.running:
                 silent = 0.0
                 continue

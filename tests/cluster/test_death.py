@@ -12,11 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import succeed
+from tests.forked import spawn_slime, succeed
 from tests.tiny_run import assert_same_run, even_share, metrics, sets
 
 STEPS = 24
 SMALL = (f"steps={STEPS}", "sft.steps=2", "data.count=60", "data.holdout=4", "checkpoint.interval=2", "trainer.lr=1e-5")
+FEW = 10
+TWO_RANKS = (f"steps={FEW}", "trainer.processes=2", "engine.replicas=1")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """An undisturbed run of two trainer ranks."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    words = sets(*SMALL, "cluster.backend='ray'", *TWO_RANKS)
+    succeed("run", "--recipe", "quickstart", "--run", "r", *words, folder=folder, run=spawn_slime)
+    return folder / "runs" / "r"
 
 
 async def patient(args, sample, **kwargs):
@@ -104,3 +115,31 @@ def test_stop_ends_the_run_with_the_engines_name_and_the_resumed_run_equals_a_st
     succeed("run", "--resume", "--run", "r", *alone, folder=tmp_path)
     succeed("run", "--recipe", "quickstart", "--run", "straight", *sets(*SMALL), folder=tmp_path)
     assert_same_run(tmp_path / "runs" / "straight", root, STEPS)
+
+
+def rank_of(number):
+    """Which trainer rank a process is: each writes into a log of its own."""
+    for link in Path(f"/proc/{number}/fd").iterdir():
+        if found := re.search(r"trainer_(\d)\.log$", str(link.readlink())):
+            return int(found[1])
+    raise AssertionError(f"process {number} has no trainer's log open")
+
+
+@pytest.mark.ray
+def test_a_trainer_rank_that_is_killed_is_named_and_the_resumed_run_equals_a_straight_one(two_ranks, tmp_path):
+    """The one that is left waits in a collective, and would say that its peer hung up."""
+    run, root = start(tmp_path, "r", *TWO_RANKS)
+    ranks = {rank_of(number): number for number in engines_of(tmp_path, "TrainerHost")}
+    assert ranks.keys() == {0, 1}
+    killed = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    told = run.communicate(timeout=60)[1].decode()
+    assert time.monotonic() - killed < 30, "within seconds, Ray's own end included"
+    assert run.returncode == 1 and "Traceback" not in told, told
+    assert re.search(r"error: trainer rank 1 died while we waited for the trainer to \w+", told), told
+    assert "continue with `slime run --resume`" in told
+    assert "trainer rank 1 died" in json.loads((root / "error.json").read_text())["what"]
+    assert len(metrics(root)) < FEW
+    wait_until(lambda: not processes(f"SLIME_RUNS={tmp_path / 'runs'}\0"), 20)
+    succeed("run", "--resume", "--run", "r", folder=tmp_path, run=spawn_slime)
+    assert_same_run(two_ranks, root, FEW)

@@ -115,6 +115,23 @@ def test_stop_ends_everything_and_names_the_engine(pool, publish):
     assert pair.respawned == []
 
 
+def test_what_ends_the_run_from_another_thread_ends_requests_in_flight(pool, publish):
+    """A cluster whose head is gone: the engine that was asked may never answer, nor break its connection."""
+    one = pool(1, deadline_s=60)
+    publish(one, 1)
+
+    async def lose_the_head():
+        await soon(is_busy(one.engines[0]))
+        one.engines[0].freeze()
+        await asyncio.to_thread(one.pool.stop, SlimeError("the head is gone", "start it again"))
+
+    begin = time.monotonic()
+    (error,) = one.ask(range(1), tokens=150, meanwhile=lose_the_head)
+    assert isinstance(error, EnginesLostError) and (error.what, error.fix) == ("the head is gone", "start it again")
+    assert time.monotonic() - begin < 15, "its deadlines are a minute and half a minute away"
+    assert one.respawned == []
+
+
 def test_when_no_engine_can_be_had_all_are_named(pool, capsys):
     pair = pool(2, max_restarts=1)
     pair.trouble = SlimeError("no memory for another engine")
