@@ -75,7 +75,7 @@ def call(*command: str) -> None:
             say(f"that failed; once more in {pause} s")
             time.sleep(pause)
     fail(
-        f"nothing of slime has failed, pip has, {len(PAUSES) + 1} times: `{told}`",
+        f"no test has failed: pip has, {len(PAUSES) + 1} times: `{told}`",
         "read its output above: a package index that does not answer, a version that it lacks for this Python or "
         "machine, or a full disk; the environment is kept, and a new call goes on",
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
 import socket
 
 from slimecli.errors import SlimeError
+
+LASTING = range(20000, 32000)
+"""below those that kernels give to outgoing connections: Linux begins at 32768, others at 49152"""
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -18,6 +23,15 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
     with listen(host) as probe:
         return int(probe.getsockname()[1])
+
+
+def lasting_port(host: str = "127.0.0.1") -> int:
+    """A free port for who listens only after minutes: connections are not given one of these, as `free_port`'s are."""
+    for port in random.SystemRandom().sample(LASTING, 100):
+        with contextlib.suppress(OSError):
+            listen(host, port).close()
+            return port
+    return free_port(host)
 
 
 def check_free(host: str, port: int) -> None:

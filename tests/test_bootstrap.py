@@ -106,6 +106,26 @@ def test_the_tests_are_told_where_sglang_is(monkeypatch, tmp_path):
     assert made == [tmp_path / "v-sglang", bootstrap.SGLANG_VENV]
 
 
+def test_a_pip_that_fails_is_called_again_and_in_the_end_blamed(monkeypatch, capsys):
+    codes, paused = [1, 1, 0], []
+    monkeypatch.setattr(bootstrap.time, "sleep", paused.append)
+    monkeypatch.setattr(
+        bootstrap.subprocess, "run", lambda command, **k: subprocess.CompletedProcess(command, codes.pop(0))
+    )
+    bootstrap.call("pip", "install", "x")
+    assert codes == [] and paused == list(bootstrap.PAUSES)
+    assert capsys.readouterr().err.count("bootstrap: pip install x\n") == 3
+    codes += [1] * 3
+    with pytest.raises(SystemExit, match="no test has failed: pip has, 3 times: `pip install x`"):
+        bootstrap.call("pip", "install", "x")
+    assert codes == []
+
+
+def test_every_package_of_sglang_is_of_one_version():
+    """A release of one of them shall not decide whether the tests pass."""
+    assert all("==" in name for name in (*bootstrap.SGLANG_NEEDS, *bootstrap.SGLANG_ALONE))
+
+
 def test_an_unknown_action_and_an_old_python_are_clear_messages(monkeypatch):
     done = subprocess.run([sys.executable, bootstrap.__file__, "deploy"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -119,4 +139,5 @@ def test_ci_calls_the_second_command():
     script = (bootstrap.ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "set -euo pipefail" in script
+    assert script.splitlines()[-1] == 'python3 bootstrap.py test --venv "$scratch/venv" --sglang "$@"'
     assert (bootstrap.ROOT / ".ci" / "run").stat().st_mode & 0o111

@@ -22,3 +22,18 @@ def test_a_free_port_can_be_had_and_is_one_address_alone():
 def test_an_address_of_another_machine():
     with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1:0"):
         ports.check_free("192.0.2.1", 0)
+
+
+def test_a_port_for_later_is_none_that_connections_are_given():
+    port = ports.lasting_port()
+    assert port in ports.LASTING
+    with ports.listen("127.0.0.1", port):
+        assert ports.lasting_port() != port
+
+
+def test_a_port_for_later_is_free(monkeypatch):
+    with ports.listen("127.0.0.1", ports.lasting_port()) as door:
+        taken = door.getsockname()[1]
+        free = ports.lasting_port()
+        monkeypatch.setattr(ports.random.SystemRandom, "sample", lambda self, among, count: [taken, free])
+        assert ports.lasting_port() == free
