@@ -35,7 +35,8 @@ def check_algorithm(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         yield f"`algo.dual_clip` = {algo.dual_clip:g} would cut the loss of on-policy answers; set it above 1, or to 0"
     if recipe.steps and algo.name == "ppo" and algo.critic_warmup >= recipe.steps:
         yield f"`algo.critic_warmup` = {algo.critic_warmup} leaves none of the {recipe.steps} `steps` to the policy"
-    if algo.name == "ppo" and algo.critic_offload and recipe.trainer.backend != "megatron":
+    may_have_critic = algo.name not in (*GROUP_RELATIVE, "reinforce_plus_plus", "sft")
+    if may_have_critic and algo.critic_offload and recipe.trainer.backend != "megatron":
         yield (
             "`algo.critic_offload` is what `trainer.backend` = 'megatron' can do; fsdp's critic is always beside the "
             "policy, divided over `trainer.processes`"

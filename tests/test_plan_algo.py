@@ -40,6 +40,7 @@ def test_every_algorithm_goes_with_the_defaults(name):
         (("algo.critic_lr=1e-5", "algo.name=rloo"), "`algo.critic_lr` has no effect with rloo"),
         (("algo.name=ppo", "algo.critic_warmup=100"), "leaves none of the 100 `steps`"),
         (("algo.critic_offload=true",), "`algo.critic_offload` has no effect with grpo, which has no critic"),
+        (("algo.name=mine.py:OWN", "algo.critic_offload=true"), "is what `trainer.backend` = 'megatron' can do"),
         (("algo.name=ppo", "algo.critic_offload=true"), "is what `trainer.backend` = 'megatron' can do"),
         (("algo.name=sft", "algo.old_log_probs=engine"), "no effect with sft"),
         (("algo.old_log_probs=engine", "algo.correction.level=token"), "which is 1 everywhere"),

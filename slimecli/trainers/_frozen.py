@@ -64,8 +64,8 @@ class HostCopy:
         """The live model has these weights inside, and its own again afterwards, bit for bit."""
         live = self._live()
         own = [_to_host(t) for t in live]
-        _fill(live, self._tensors)
         try:
+            _fill(live, self._tensors)
             yield
         finally:
             _fill(live, own)

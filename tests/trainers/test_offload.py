@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slimecli.trainers import _offload
+from slimecli.trainers._frozen import HostCopy
 from slimecli.trainers._offload import OneAtATime, Resting, held_tensors
 
 CPU = torch.device("cpu")
@@ -98,3 +99,22 @@ def test_of_several_one_is_there():
     assert one["alone"].tolist() == [0.0] * 3
     with pytest.raises(KeyError):
         turns.take("three")
+
+
+def test_weights_that_could_not_all_be_swapped_in_are_swapped_out_again(monkeypatch):
+    held = model()
+    frozen = HostCopy(lambda: [held["flat"], held["alone"]])
+    for tensor in (held["flat"], held["alone"]):
+        tensor.mul_(2)
+    before, plain, made = values(held), torch.Tensor.copy_, []
+
+    def full(target, value, *more):
+        made.append(target)
+        if len(made) == 4:  # the policy's own two are in host memory, one frozen tensor is in their place
+            raise torch.OutOfMemoryError("no room")
+        return plain(target, value, *more)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", full)
+    with pytest.raises(torch.OutOfMemoryError), frozen.swapped_in():
+        raise AssertionError("computed with half of them")
+    assert values(held) == before

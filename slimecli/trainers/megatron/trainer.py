@@ -18,7 +18,7 @@ from torch import Tensor
 from slimecli import env
 from slimecli.algos import algorithm
 from slimecli.batch import TrainBatch
-from slimecli.errors import SlimeError
+from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec
 from slimecli.protocols import ModelName
 from slimecli.recipe import Recipe
@@ -192,7 +192,12 @@ class MegatronTrainer(DeviceHolder):
         self._frozen.published()
         if self._critic is not None:
             self._turns.take("critic")
-            self._critic.load(folder / CRITIC)
+            steps = self._critic.load(folder / CRITIC)
+            if steps != self._steps_done:
+                raise DataError(
+                    f"{folder / CRITIC} is of optimizer step {steps}, and the policy beside it of {self._steps_done}",
+                    "resume from another checkpoint",
+                )
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -230,9 +235,11 @@ class MegatronTrainer(DeviceHolder):
         if self._settings.prediction:
             self._policy.gather()  # the embedding, for the last pipeline stage
         replayed = self._routing.start_replay(batch) if self._routing else 0.0
-        self._passes.run(self._policy.chunks, batch, self._temperature(batch), use, forward_only=False)
-        if self._routing:
-            self._routing.finish_replay()
+        try:
+            self._passes.run(self._policy.chunks, batch, self._temperature(batch), use, forward_only=False)
+        finally:
+            if self._routing:
+                self._routing.finish_replay()
         return replayed
 
     def _step_critic(self, critic: Network, batch: TrainBatch, tally: Tally) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,37 @@ def slept(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
 def test_asleep_neither_is_there_and_awake_both_are_as_before(model_of):
     folder, options = model_of("qwen3", 4), (*PPO, *LAYOUTS["one"])
     assert_same(run_ranks(1, slept, folder, (*options, AWAY), join=False)[0], on_ranks(folder, *options))
+
+
+def broken_off(folder: Path, options: tuple[str, ...], lacks: str) -> tuple[str, dict[str, Any]]:
+    """A step that ends in the middle, then good ones."""
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=10)
+    batch = ready(trainer, recipe, 0)
+    with pytest.raises(SlimeError) as caught:
+        trainer.step(batch.replace(**{lacks: None}))
+    return str(caught.value), steps(trainer, recipe, (0, 1))
+
+
+def test_a_step_that_broke_off_leaves_nothing_behind(model_of):
+    """No gradients, no experts to be replayed, and no model in the other's place."""
+    folder = model_of("qwen3_moe", 4)
+    options = (*PPO, *megatron("moe_enable_routing_replay=true"))
+    expected = on_ranks(folder, *options)
+    for lacks, where in (("advantages", ()), ("advantages", (AWAY,)), ("values", (AWAY,))):
+        [(said, found)] = run_ranks(1, broken_off, folder, (*options, *where), lacks, join=False)
+        assert f"no {lacks}" in said
+        assert_same(found, expected)
+
+
+def test_a_critic_of_another_step_than_the_policys_is_refused(model_of, tmp_path):
+    folder, options = model_of("qwen3", 4), (*PPO, *LAYOUTS["one"], AWAY)
+    on_ranks(folder, *options, save=tmp_path / "one", seeds=(0,))
+    on_ranks(folder, *options, save=tmp_path / "two", seeds=(0, 1))
+    shutil.rmtree(tmp_path / "two" / "critic")
+    shutil.copytree(tmp_path / "one" / "critic", tmp_path / "two" / "critic")
+    with pytest.raises(AssertionError, match=r"DataError: .*critic is of optimizer step 1, and the policy .* of 2"):
+        on_ranks(folder, *options, load=tmp_path / "two", seeds=())
 
 
 def poisoned(folder: Path, options: tuple[str, ...]) -> tuple[list[str], dict[str, Any]]:

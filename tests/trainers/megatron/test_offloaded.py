@@ -18,6 +18,7 @@ from slimecli.trainers import open_trainer
 from slimecli.trainers.megatron import arguments, runtime
 from tests.trainers import made
 from tests.trainers.megatron.ranks import megatron, weights_of, world_of
+from tests.trainers.megatron.test_critic import steps
 from tests.trainers.processes import run_ranks
 
 
@@ -108,3 +109,22 @@ def test_a_checkpoint_of_no_step_and_the_way_back(model_of, tmp_path):
     assert on_ranks(folder, away, (0, 1), load=tmp_path / "none")[0] == expected[0]
     on_ranks(folder, plain, (0,), save=tmp_path / "one")
     assert on_ranks(folder, away, (1,), load=tmp_path / "one")[0] == expected[0][1:]
+
+
+def two_steps(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
+    recipe = made.recipe("model.dtype=bfloat16", "algo.name=ppo", "algo.critic_lr=1e-2", *options)
+    return steps(open_trainer(recipe, folder, total_steps=5), recipe, (0, 1))
+
+
+def test_policy_and_critic_in_turns_with_their_optimizers_in_host_memory(model_of):
+    folder, plain = model_of("qwen3", 3), megatron()
+    away = (
+        "algo.critic_offload=true",
+        "megatron.optimizer_cpu_offload=true",
+        "megatron.optimizer_offload_fraction=0.5",
+    )
+    [expected] = run_ranks(1, two_steps, folder, plain, join=False)
+    [found] = run_ranks(1, two_steps, folder, (*plain, *away), join=False)
+    assert found["stats"] == expected["stats"]
+    assert all(np.array_equal(a, b) for a, b in zip(found["log_probs"], expected["log_probs"], strict=True))
+    assert all(np.array_equal(found["weights"][name], tensor) for name, tensor in expected["weights"].items())
