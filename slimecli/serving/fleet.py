@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from slimecli import console, env
 from slimecli.agents.text_engine import TextEngine, embedded, remote
-from slimecli.engines import fitting_context, open_embedded
+from slimecli.engines import api_key, fitting_context, open_embedded
+from slimecli.engines.embedded.__main__ import KEY_VARIABLE
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.router import router_program, start_router
 from slimecli.engines.router.programs import words
@@ -45,7 +46,7 @@ class Worker(Protocol):
 class EmbeddedWorker:
     """`python -m slimecli.engines.embedded`, which ends when this process does."""
 
-    def __init__(self, recipe: Recipe, model_dir: Path, log: Path, device: str = "auto") -> None:
+    def __init__(self, recipe: Recipe, model_dir: Path, log: Path, device: str = "auto", *, key: str = "") -> None:
         section = recipe.engine
         words = {
             "model": model_dir,
@@ -59,10 +60,11 @@ class EmbeddedWorker:
         line = [sys.executable, "-m", "slimecli.engines.embedded"]
         line += [word for name, value in words.items() for word in (f"--{name}", str(value))]
         log.parent.mkdir(parents=True, exist_ok=True)
+        variables = env.child_env(**({KEY_VARIABLE: key} if key else {}))  # on the command line `ps` would show it
         with log.open("ab") as handle:
             # a session of its own: a Ctrl-C is ours to answer
             self._process = subprocess.Popen(
-                line, stdout=subprocess.PIPE, stderr=handle, env=env.child_env(), start_new_session=True
+                line, stdout=subprocess.PIPE, stderr=handle, env=variables, start_new_session=True
             )
         self.url = self._first_line(section.start_timeout_s, log)
 
@@ -95,6 +97,8 @@ class Fleet(Protocol):
     """Engines behind one TextEngine."""
 
     text: TextEngine
+    key: str
+    """what servers of their own ask for"""
 
     @property
     def urls(self) -> list[str]:
@@ -115,6 +119,8 @@ class Fleet(Protocol):
 
 class LocalFleet:
     """The embedded engine in this process."""
+
+    key = ""
 
     def __init__(self, recipe: Recipe, model_dir: Path) -> None:
         self.engine = open_embedded(recipe, model_dir)
@@ -147,10 +153,12 @@ class ProcessFleet:
 
     Args:
         logs: folder for what they say.
+        key: what clients of the front show. The servers ask for it too; smg and sglang-router would not pass it on.
     """
 
-    def __init__(self, recipe: Recipe, model_dir: Path, logs: Path) -> None:
+    def __init__(self, recipe: Recipe, model_dir: Path, logs: Path, key: str = "") -> None:
         self._recipe = recipe
+        self.key = api_key(recipe) if recipe.engine.backend == "sglang" else key
         self._model_dir = model_dir
         self._logs = logs
         self._workers: list[Worker] = []
@@ -167,16 +175,20 @@ class ProcessFleet:
             raise
 
     def _start(self) -> None:
-        program = router_program(self._recipe)
+        program = router_program(self._recipe, api_key=self.key)
         routed = self._recipe.engine.replicas > 1 or self._recipe.engine.router not in ("auto", "none")
         if routed:  # told before engines load a model
             _check_router(self._recipe, program)
+            if self.key and program != "builtin":
+                if self._recipe.engine.backend == "sglang":
+                    raise UsageError(f"{program} does not pass an API key on to SGLang's servers", "--router builtin")
+                self.key = ""
         for number in range(self._recipe.engine.replicas):
             self._enter(self._worker(number))
         if routed:
             console.note(f"router: {program}")
             log = self._logs / "router.log"
-            self._router = start_router(self._recipe, self.urls, host="127.0.0.1", port=0, log=log)
+            self._router = start_router(self._recipe, self.urls, host="127.0.0.1", port=0, log=log, api_key=self.key)
         front = self._router.url if self._router else self._workers[0].url
         self._front = HttpEngine(front, **self._limits)
         self.text = remote(
@@ -189,7 +201,8 @@ class ProcessFleet:
 
     @property
     def _limits(self) -> dict[str, Any]:
-        return {"timeout_s": self._recipe.rollout.request_timeout_s, "retries": self._recipe.rollout.max_retries}
+        rollout = self._recipe.rollout
+        return {"timeout_s": rollout.request_timeout_s, "retries": rollout.max_retries, "api_key": self.key}
 
     @property
     def urls(self) -> list[str]:
@@ -207,7 +220,7 @@ class ProcessFleet:
                 self._recipe, self._model_dir, host="127.0.0.1", log=log, devices=list(devices), index=number
             )
         device = f"cuda:{number % gpus()}" if gpus() else "auto"
-        return EmbeddedWorker(self._recipe, self._model_dir, log, device)
+        return EmbeddedWorker(self._recipe, self._model_dir, log, device, key=self.key)
 
     def _enter(self, worker: Worker) -> None:
         self._workers.append(worker)
@@ -298,12 +311,12 @@ def _check_router(recipe: Recipe, program: str) -> None:
     words(program, recipe.router)
 
 
-def open_fleet(recipe: Recipe, model_dir: Path, logs: Path) -> Fleet:
-    """In this process where one embedded engine is enough, else in processes of their own."""
+def open_fleet(recipe: Recipe, model_dir: Path, logs: Path, key: str = "") -> Fleet:
+    """In this process where one embedded engine is enough, else in processes of their own, which ask for the key."""
     section = recipe.engine
     if section.backend == "embedded" and section.replicas == 1 and section.router in ("auto", "none"):
         return LocalFleet(recipe, model_dir)
-    return ProcessFleet(recipe, model_dir, logs)
+    return ProcessFleet(recipe, model_dir, logs, key)
 
 
 def versions_of(receipts: Sequence[WeightReceipt]) -> str:

@@ -63,7 +63,7 @@ async def serve_all(asked: Serving) -> None:
     stop = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(recording(asked.record.live_dir)) if asked.record else None
-        fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs)
+        fleet = await asyncio.to_thread(open_fleet, recipe, asked.weights, asked.logs, asked.api_key)
         stack.push_async_callback(fleet.close)
         on_signals(stop.set)
         await _mark(fleet, asked)
@@ -173,7 +173,7 @@ def proxied(fleet: Fleet) -> list[Route]:
 
     async def ask(request: web.Request) -> web.Response:
         """The first server's answer to a question about the model."""
-        return await _pass_on(fleet.urls[0] + request.path, request)
+        return await _pass_on(fleet.urls[0] + request.path, request, fleet.key)
 
     async def health(request: web.Request) -> web.Response:
         return web.Response() if fleet.urls else failure("no engine is left", 503)
@@ -194,11 +194,12 @@ def proxied(fleet: Fleet) -> list[Route]:
     ]
 
 
-async def _pass_on(url: str, request: web.Request) -> web.Response:
+async def _pass_on(url: str, request: web.Request, key: str) -> web.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with _client() as client:
         try:
             data = await request.read() or None
-            async with client.request(request.method, url, data=data) as answer:
+            async with client.request(request.method, url, data=data, headers=headers) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
         except (TimeoutError, aiohttp.ClientError) as error:
             raise SlimeError(f"the engine at {url} does not answer: {error!r}", "see its log") from None

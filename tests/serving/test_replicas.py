@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from slimecli.engines import api_key
+from slimecli.protocols import WeightUpdate
+from slimecli.recipe import load_recipe
+from slimecli.rundir import RunDir
+from slimecli.serving.fleet import EmbeddedWorker, ProcessFleet
+from slimecli.serving.follow import Follower
 from tests.agents.scripted import http
 from tests.models import tiny_model
+from tests.serving.test_follow import commit
 
 ROOT = Path(__file__).parents[2]
 KEY = {"Authorization": "Bearer s3cret"}
@@ -64,6 +71,11 @@ def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
     assert "s3cret" not in Path(f"/proc/{process.pid}/cmdline").read_text()
     assert http(f"{url}/v1/models")[0] == 401 and http(f"{url}/health", headers=KEY)[0] == 200
     assert http(f"{url}/v1/models", headers={"x-api-key": "s3cret"})[1]["data"][0]["max_model_len"] == 400
+    behind = http(f"{url}/v1/loads", headers=KEY)[1]["engines"]
+    assert len(behind) == 2 and {http(f"{one}/server_info")[0] for one in behind} == {401}, (
+        "nobody goes round the front"
+    )
+    assert http(f"{url}/server_info", headers=KEY)[1]["context_length"] == 400
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: chat(url, "same", temperature=0), range(16)))
@@ -89,13 +101,36 @@ def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
 
 
 @pytest.mark.timeout(300)
-def test_weights_reach_every_replica_and_those_that_come_later(tmp_path):
-    from slimecli.recipe import load_recipe
-    from slimecli.rundir import RunDir
-    from slimecli.serving.fleet import ProcessFleet
-    from slimecli.serving.follow import Follower
-    from tests.serving.test_follow import commit
+def test_servers_that_ask_for_a_key_are_shown_it(tmp_path, monkeypatch):
+    """SGLang's ask for engine.api_key_env: every client behind the front has it."""
+    monkeypatch.setenv("SERVE_KEY", "s3cret")
+    model = tiny_model(tmp_path / "model")
+    sets = ("engine.slots=4", "engine.max_context=128", "engine.api_key_env='SERVE_KEY'", "engine.replicas=2")
+    recipe = load_recipe(overrides=sets)
+    recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"backend": "sglang"})})
 
+    def start(recipe, model_dir, *, log, **rest):
+        return EmbeddedWorker(recipe, model_dir, log, key=api_key(recipe))
+
+    monkeypatch.setattr("slimecli.engines.sglang.launch.start_server", start)
+    ask = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+
+    async def work():
+        fleet = ProcessFleet(recipe, model, tmp_path / "logs")
+        try:
+            whole = await fleet.text.generate(ask)
+            parts = [item async for item in fleet.text.stream(ask)]
+            await fleet.update(WeightUpdate(kind="disk", version=3, folder=model))
+        finally:
+            await fleet.close()
+        return whole[0], parts[-1]
+
+    for reply in asyncio.run(work()):
+        assert reply["meta_info"]["completion_tokens"] == 2
+
+
+@pytest.mark.timeout(300)
+def test_weights_reach_every_replica_and_those_that_come_later(tmp_path):
     sets = ("engine.slots=4", "engine.max_context=128", "engine.replicas=2", "engine.router='builtin'")
     run = RunDir(tmp_path / "run")
     run.live_dir.mkdir(parents=True)

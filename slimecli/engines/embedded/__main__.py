@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slimecli import console, env
 
+KEY_VARIABLE = "SLIME_ENGINE_API_KEY"
 PARENT_S = 1.0
 """time between two looks at whether the parent is alive (seconds)"""
 
@@ -55,7 +56,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--api-key", default=env.secret(KEY_VARIABLE), help=f"default: what {KEY_VARIABLE} holds")
     parser.add_argument("--parent", type=int, default=0, help="process number: end when this is no longer the parent")
     parser.add_argument("--allow-pickle", action="store_true", help="open pickled tensors: trusted callers only")
     args = parser.parse_args()
