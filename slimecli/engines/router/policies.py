@@ -41,7 +41,13 @@ class Policy(Protocol):
 
 def rendezvous(key: str, names: Sequence[str]) -> int:
     """Index of the name that a key belongs to. When a name leaves, only its own keys move."""
-    return max(range(len(names)), key=lambda i: hashlib.blake2b(f"{key}\0{names[i]}".encode(), digest_size=8).digest())
+
+    def rank(index: int) -> bytes:
+        # a key is a header, which may hold any bytes: aiohttp hands on those that are no text as surrogates
+        both = f"{key}\0{names[index]}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(both, digest_size=8).digest()
+
+    return max(range(len(names)), key=rank)
 
 
 class RoundRobin:
