@@ -158,7 +158,7 @@ def _start_ray(recipe: Recipe) -> bool:
             _knock(address)
             ray.init(address=address, **common)
         else:
-            ray.init(include_dashboard=False, **common)
+            ray.init(address="local", include_dashboard=False, **common)  # without, Ray joins any that it finds
     except (OSError, RuntimeError, ValueError) as error:
         where = f"no Ray cluster could be joined at {address!r}" if address else "Ray did not start on this machine"
         there = "see `ray status` there; --ray-address auto finds this machine's own cluster, and none starts one"
