@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from slimecli.errors import SlimeError
+from slimecli.plan_megatron import megatron_bytes
 from slimecli.trainers import open_trainer
 from slimecli.trainers._offload import held_tensors
+from tests.models import as_on_the_hub, tiny_model
 from tests.trainers import made
 from tests.trainers.megatron.ranks import megatron, weights_of, world_of
 from tests.trainers.megatron.test_critic import LAYOUTS, PPO, on_ranks, ready, steps
@@ -34,6 +36,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_it_learns_as_the_resident_one_bit_for_bit(model_of, layout):
     folder = model_of("qwen3_moe" if "EP2" in layout else "qwen3", 4)
     options = (*PPO, *LAYOUTS[layout], *(["algo.critic_warmup=1"] if layout == "TP2 SP" else []))
+    assert_same(on_ranks(folder, *options, AWAY), on_ranks(folder, *options))
+
+
+def test_with_prediction_layers_that_learn(tmp_path):
+    """They are the policy's, and go with it."""
+    folder = as_on_the_hub(tiny_model(tmp_path, "mimo", num_hidden_layers=4), "mimo")
+    options = ("megatron.mtp_loss_scaling_factor=0.5", *PPO, *LAYOUTS["one"])
     assert_same(on_ranks(folder, *options, AWAY), on_ranks(folder, *options))
 
 
@@ -104,6 +113,8 @@ def memory(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
     trainer.log_probs(batch)
     found["policy's"] = (bytes_held(trainer._policy), bytes_held(trainer._critic))
     del batch
+    rows = megatron_bytes(recipe, trainer._spec, on_gpu=True)
+    found["planned"] = {v.name: v.value for v in rows if v.group.startswith("host")}
     return found | {"alive": bytes_alive() - before}
 
 
@@ -122,6 +133,8 @@ def test_the_one_whose_turn_it_is_not_has_nothing_on_the_device(model_of, layout
         assert away["policy's"] == (policy, 0) and away["critic's"] == (0, critic)
         assert resident["alive"] - plain["alive"] >= critic
         assert abs(away["alive"] - plain["alive"]) < 0.02 * critic, "as if there were no critic"
+        planned = {"policy": policy, "critic": critic, "total": policy + critic}
+        assert away["planned"] == pytest.approx(planned, rel=0.01) and resident["planned"] == {}
 
 
 def slept(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
