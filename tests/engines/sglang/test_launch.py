@@ -25,7 +25,7 @@ def start(made_up, models, tmp_path):
     begun = []
 
     def begin(*more, **where):
-        recipe = load_recipe("", overrides(made_up, "engine.start_timeout_s=40", *more))
+        recipe = load_recipe("", overrides(made_up, "engine.start_timeout_s=120", *more))
         server = launch.start_server(recipe, models("qwen3"), log=tmp_path / "logs" / "server.log", **where)
         begun.append(server)
         return server
@@ -40,7 +40,7 @@ def told(server):
         return json.loads(answer.read())
 
 
-def is_gone(pid, seconds=10.0):
+def is_gone(pid, seconds=60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         stat = Path(f"/proc/{pid}/stat")
