@@ -7,6 +7,7 @@ holds more than one bucket of whole tensors.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from slimecli.weights.maps.rule import Rule
 
 BUCKET_BYTES = 256 << 20
 """whole tensors gathered in one collective, at least one"""
+ALIGNMENT = 256
+"""bytes; where each tensor of a bucket begins, as CUDA's allocator has it"""
 
 Shape = tuple[int, ...]
 
@@ -196,11 +199,15 @@ def _check_given(bucket: list[Rule], given: Tensor) -> None:
 def _gather(bucket: list[Rule], owned: dict[str, list[Any]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The whole tensors of some rules. Bits are added up as integers, with zero where a rank has nothing: exact."""
     device = next((s.data.device for shards in owned.values() for s in shards), torch.device("cpu"))
-    flats = []
+    kinds = [torch.float32 if rule.keep_dtype else dtype for rule in bucket]
+    sizes = [math.prod(rule.chunk) * kind.itemsize for rule, kind in zip(bucket, kinds, strict=True)]
+    # one buffer for all, of which the tensors are views: a bucket is in memory once, and summed where it is
+    begins = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    bits = torch.zeros(begins[-1], dtype=torch.uint8, device=device)
     given = torch.zeros(len(bucket), dtype=torch.int64)
-    for number, rule in enumerate(bucket):
-        kept = torch.float32 if rule.keep_dtype else dtype
-        whole = torch.zeros(rule.chunk, dtype=kept, device=device)
+    flats = []
+    for number, (rule, kept) in enumerate(zip(bucket, kinds, strict=True)):
+        whole = bits[begins[number] :][: sizes[number]].view(kept).reshape(rule.chunk)
         for shard in owned.get(rule.key, []):
             found = _overlap(shard, rule)
             if found is not None:
@@ -211,11 +218,6 @@ def _gather(bucket: list[Rule], owned: dict[str, list[Any]], dtype: torch.dtype)
         flats.append(whole)
     _check_given(bucket, given.to(device))
     if dist.get_world_size() > 1:
-        joined = torch.cat([f.reshape(-1).view(torch.uint8) for f in flats])
-        pad = -len(joined) % 4
-        bits = torch.nn.functional.pad(joined, (0, pad)).view(torch.int32)
-        dist.all_reduce(bits)
-        parts = bits.view(torch.uint8)[: len(joined)].split([f.nbytes for f in flats])  # type: ignore[no-untyped-call]
-        flats = [p.clone().view(f.dtype).reshape(f.shape) for p, f in zip(parts, flats, strict=True)]
+        dist.all_reduce(bits.view(torch.int32))
     for rule, whole in zip(bucket, flats, strict=True):
         yield from zip(rule.hf, rule.split(whole), strict=True)
