@@ -123,3 +123,8 @@ def set_rendezvous(rank: int, world_size: int, host: str, port: int, local_rank:
     """What torch.distributed's env:// initialisation reads, and the rank among the processes of this machine."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+
+
+def set_gloo_loopback() -> None:
+    """Ranks that are all on this machine exchange nothing by way of its network, unless the user says otherwise."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

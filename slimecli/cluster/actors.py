@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from slimecli import env
 from slimecli.cluster.turns import Rests
+from slimecli.ports import listen
 from slimecli.recipe import Recipe, validate_recipe
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ _LOST = (
     "remote process exited or there was a network error",
 )
 """what gloo and NCCL say to the ranks that are left"""
+
+
+_MEETING = datetime.timedelta(minutes=30)
+"""how long a rank waits for others at the store, as torch itself has it"""
 
 
 def lost_peer(error: BaseException | None) -> bool:
@@ -113,23 +119,37 @@ class TrainerHost:
         _prepare_process(log, threads, gpus)
         self._trainer: Trainer | None = None
         self._one_host = False
+        self._door: socket.socket | None = None
 
-    def address(self) -> tuple[str, int]:
-        """(host, free port) for the process group; asked of rank 0."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        import ray
+    def address(self, one_host: bool) -> tuple[str, int]:
+        """(host, port) at which the ranks meet; asked of rank 0, which listens there from now on, and nowhere else.
 
-        return ray.util.get_node_ip_address(), port
+        Args:
+            one_host: no process of the run is on another machine.
+        """
+        host = "127.0.0.1"
+        if not one_host:
+            import ray
+
+            host = str(ray.util.get_node_ip_address())
+        self._door = listen(host)
+        return host, int(self._door.getsockname()[1])
 
     def join(self, rank: int, world_size: int, host: str, port: int, local_rank: int) -> None:
         """Enter the process group."""
         import torch
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it at run time only
 
         env.set_rendezvous(rank, world_size, host, port, local_rank)
-        if world_size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if world_size == 1 or torch.distributed.is_initialized():
+            return
+        if host == "127.0.0.1":
+            env.set_gloo_loopback()
+        # env:// would open a store that listens on all interfaces
+        door = self._door.detach() if self._door is not None else None
+        store = TCPStore(host, port, world_size, rank == 0, _MEETING, wait_for_workers=False, master_listen_fd=door)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
     def open(self, recipe: dict[str, Any], model_dir: str, total_steps: int) -> None:
         """Open (or replace) the trainer."""

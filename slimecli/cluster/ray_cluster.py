@@ -34,6 +34,7 @@ class RayCluster:
         self._recipe = recipe
         self._run = run
         self._actors: list[Any] = []
+        self._engines: list[RayEngines] = []
         self._trainers: TrainerGroup | None = None
         self._reservation: Reservation | None = None
         self._started_ray = _start_ray(recipe)
@@ -52,7 +53,8 @@ class RayCluster:
                 self._actor(TrainerHost, str(self._run.log_path(f"trainer_{i}")), threads, place.gpus, at=place.node)
                 for i, place in enumerate(places)
             ]
-            self._trainers = TrainerGroup(hosts, recipe.cluster.start_timeout_s, places)
+            limit, one_host = recipe.cluster.start_timeout_s, recipe.is_one_host
+            self._trainers = TrainerGroup(hosts, limit, places, one_host=one_host)
         self._trainers.open(recipe, model_dir, total_steps)
         return self._trainers
 
@@ -76,7 +78,9 @@ class RayCluster:
         places = iter(places_of(self._reserved(), sum(len(plan.parts) for plan in plans)))
         served = [(plan, list(itertools.islice(places, len(plan.parts)))) for plan in plans]
         own = [(plan, parts) for plan, parts in served if plan.model == model]
-        pool = RayEngines(recipe, self._run, model_dir, self._actor, own).open()
+        engines = RayEngines(recipe, self._run, model_dir, self._actor, own)
+        self._engines.append(engines)
+        pool = engines.open()
         self._head.tell(pool.stop)
         return pool
 
@@ -107,6 +111,9 @@ class RayCluster:
         import ray
 
         self._head.close()
+        for engines in self._engines:
+            engines.close()
+        self._engines.clear()
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()

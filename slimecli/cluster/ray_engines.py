@@ -10,6 +10,7 @@ from typing import Any
 
 from slimecli import files
 from slimecli.cluster.actors import EngineHost
+from slimecli.cluster.ray_head import head_error
 from slimecli.cluster.ray_wait import wait
 from slimecli.engines import api_key, connect
 from slimecli.engines.http import HttpEngine
@@ -26,6 +27,8 @@ from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.topology import ServerPlan
 
+CLOSE_S = 8.0
+"""how long SGLang's servers may take to end by themselves (seconds)"""
 _LOADING = "the engines to load the model"
 MakeActor = Callable[..., Any]
 """(class, *arguments, at=node) -> actor"""
@@ -103,6 +106,7 @@ class RayEngines:
         self._router: Router | None = None
         self._hosts: list[list[Any]] = [self._start(number) for number in range(len(servers))]
         """per server an actor on each of its machines; the first one answers"""
+        self._is_up = False
 
     def open(self) -> SupervisedPool:
         """Wait until all answer; one pool over them."""
@@ -110,6 +114,7 @@ class RayEngines:
         what = f"the servers of {self._name} to load the model" if self._name != "engine" else _LOADING
         parts = list(itertools.chain(*self._hosts))
         told = dict(zip(parts, wait([p.url.remote() for p in parts], what, section.start_timeout_s), strict=True))
+        self._is_up = True
         urls = [told[first] for first, *_ in self._hosts]
         clients = [connect(self._recipe, url) for url in urls]
         plans = [plan for plan, _ in self._servers]
@@ -146,11 +151,25 @@ class RayEngines:
             actors.append(self._make(EngineHost, tree, str(folder), log, place.gpus, number, share, at=place.node))
         return actors
 
-    def _respawn(self, number: int) -> HttpEngine:
+    def close(self) -> None:
+        """End all servers. Idempotent."""
+        self._end(list(itertools.chain(*self._hosts)))
+        self._hosts = []
+
+    def _end(self, hosts: Sequence[Any]) -> None:
+        """End actors; SGLang's servers first, by themselves.
+
+        Ray kills what an actor has started together with it, and what a server has in /dev/shm would stay.
+        """
         import ray
 
-        for actor in self._hosts[number]:
-            ray.kill(actor)
+        if hosts and self._is_up and self._recipe.engine.backend == "sglang" and head_error() is None:
+            ray.wait([host.close.remote() for host in hosts], num_returns=len(hosts), timeout=CLOSE_S)
+        for host in hosts:
+            ray.kill(host)
+
+    def _respawn(self, number: int) -> HttpEngine:
+        self._end(self._hosts[number])
         self._hosts[number] = self._start(number)
         what = f"{self._name} {number} to load the model"
         parts = [part.url.remote() for part in self._hosts[number]]

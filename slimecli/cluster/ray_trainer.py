@@ -23,14 +23,18 @@ _WORK_DEADLINE_S = 24 * 3600.0
 
 
 class TrainerGroup:
-    """The Trainer protocol over all ranks; every call is collective and answered by rank 0."""
+    """The Trainer protocol over all ranks; every call is collective and answered by rank 0.
 
-    def __init__(self, hosts: list[Any], start_timeout_s: float, places: list[Place]) -> None:
+    Args:
+        one_host: no process of the run is on another machine.
+    """
+
+    def __init__(self, hosts: list[Any], start_timeout_s: float, places: list[Place], *, one_host: bool) -> None:
         self._hosts = hosts
         self._timeout_s = start_timeout_s
         self._is_idle = True
         self._names = [f"trainer rank {rank}" for rank in range(len(hosts))]
-        host, port = wait([hosts[0].address.remote()], "trainer rank 0 to start", start_timeout_s)[0]
+        host, port = wait([hosts[0].address.remote(one_host)], "trainer rank 0 to start", start_timeout_s)[0]
         joined = [
             h.join.remote(rank, len(hosts), host, port, place.local_rank)
             for rank, (h, place) in enumerate(zip(hosts, places, strict=True))

@@ -16,7 +16,7 @@ from slimecli.errors import GateError, SlimeError
 from slimecli.recipe import load_recipe
 
 class Worker:
-    def address(self): return "127.0.0.1", 1
+    def address(self, one_host): return "127.0.0.1", 1
     def join(self, *args): return None
     def echo(self, value, seconds=0.0): time.sleep(seconds); return value
     def refuse(self): raise GateError("the worker says no", "mend it")
@@ -46,7 +46,7 @@ env.quiet_ray()
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
 make = ray.remote(num_cpus=0, max_restarts=0)(Worker).remote
 a, b, c, slow = make(), make(), make(), make()
-group = TrainerGroup([c], 60.0, [Place("", 0)])
+group = TrainerGroup([c], 60.0, [Place("", 0)], one_host=True)
 
 assert wait([a.echo.remote(1, 0.2), b.echo.remote(2)], "two answers", 60) == [1, 2], "answers keep their order"
 
@@ -77,7 +77,7 @@ assert type(error) is SlimeError and "died while we waited for the trainer to sa
 assert "--resume" in error.fix
 group.close()  # the death is told already; closing must not tell it again in place of the first error
 
-busy = TrainerGroup([b], 60.0, [Place("", 0)])
+busy = TrainerGroup([b], 60.0, [Place("", 0)], one_host=True)
 slimecli.cluster.ray_trainer._WORK_DEADLINE_S = 0.3
 caught(lambda: busy.load("/slow"))
 start = time.monotonic()
