@@ -160,8 +160,10 @@ def count_data(recipe: Recipe) -> DataCount:
 def _check_counts(recipe: Recipe) -> Iterator[str]:
     counts = count_data(recipe)
     if recipe.steps and counts.train is not None and counts.train < recipe.rollout.batch_size:
+        held = recipe.data.holdout if recipe.data.train else 0
+        out_of = f" ({count_rows(recipe.data.train)} rows without the {held} of data.holdout)" if held else ""
         yield (
-            f"the data gives {counts.train} training prompts, fewer than rollout.batch_size "
+            f"the data gives {counts.train} training prompts{out_of}, fewer than rollout.batch_size "
             f"{recipe.rollout.batch_size}; give more rows, or lower rollout.batch_size or data.holdout"
         )
     data = recipe.data

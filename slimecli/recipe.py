@@ -301,6 +301,8 @@ def _explain(error: Any, known: list[str]) -> str:
         fields = [k for k in known if k.startswith(f"{path}.")]
         return f"`{path}` = {error['input']!r}: this is a section; write a [{path}] table, e.g. with {fields[0]}"
     text = f"`{path}` = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["type"] == "list_type" and isinstance(error["input"], str):
+        text += f", e.g. {json.dumps([error['input']], ensure_ascii=False)}"
     if error["type"] == "literal_error":
         allowed = str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         text += nearest(str(error["input"]), allowed)

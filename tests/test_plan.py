@@ -69,7 +69,7 @@ def test_a_good_recipe_has_no_problem(rows):
         ({"data": {"train": "rows.txt"}}, "not a .jsonl or .parquet or .csv or .json file"),
         ({"data": {"source": "reasoning_gym:x", "count": 99}}, "contradict"),
         ({"data": {"count": 39, "holdout": 4}}, "`data.train` has at most 36 rows besides the 4 of data.holdout"),
-        ({"data": {"holdout": 35}}, "gives 5 training prompts"),
+        ({"data": {"holdout": 35}}, "gives 5 training prompts (40 rows without the 35 of data.holdout), fewer"),
         ({"data": {"holdout": 99}}, "gives 0 training prompts"),
         ({"eval": {"sets": {"mine": "none.jsonl"}}}, "`eval.sets.mine` = 'none.jsonl'"),
         ({"eval": {"interval": 5}}, "nothing to evaluate on"),

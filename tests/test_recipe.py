@@ -23,6 +23,9 @@ def problems(tree):
         ({"rollout": {"top_p": 1.5}}, "`rollout.top_p` = 1.5: input should be less than or equal to 1"),
         ({"engine": {"backend": "embeded"}}, "(did you mean 'embedded'?)"),
         ({"seed": -1}, "`seed` = -1"),
+        ({"rollout": {"temperature": float("inf")}}, "`rollout.temperature` = inf: input should be a finite number"),
+        ({"data": {"mix": {"a": float("nan")}}}, "`data.mix.a` = nan: input should be a finite number"),
+        ({"engine": {"urls": "http://ü"}}, "= 'http://ü': input should be a valid list, e.g. [\"http://ü\"]"),
     ],
 )
 def test_each_mistake_is_named_with_its_path_and_the_nearest_name(tree, expected):
