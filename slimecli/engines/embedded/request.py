@@ -12,6 +12,8 @@ from slimecli.errors import UsageError, nearest
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default"""
+MOST_STOPS = 1024
+"""strings or tokens that end an answer: each is looked for after every token, whoever's answer it is"""
 LARGEST_BIAS = 1e30
 """of a logit: what is added stays a number in 16 bits too"""
 
@@ -203,6 +205,8 @@ def _number(key: str, value: Any) -> float | int:
 
 def _strings(value: Any) -> tuple[str, ...]:
     found = [value] if isinstance(value, str) else [] if value is None else value
+    if isinstance(found, list | tuple) and len(found) > MOST_STOPS:
+        raise BadRequest(f"sampling parameter stop has {len(found)} strings; at most {MOST_STOPS} are taken")
     if not isinstance(found, list | tuple) or not all(isinstance(s, str) for s in found):
         raise BadRequest(f"sampling parameter stop = {value!r} must be a string or a list of strings")
     return tuple(s for s in found if s)
@@ -211,6 +215,8 @@ def _strings(value: Any) -> tuple[str, ...]:
 def _ids(key: str, value: Any, vocab: int) -> frozenset[int]:
     if value is None:
         return frozenset()
+    if isinstance(value, list) and len(value) > MOST_STOPS:
+        raise BadRequest(f"{key} has {len(value)} tokens; at most {MOST_STOPS} are taken")
     if not isinstance(value, list | tuple | set) or not all(type(i) is int and 0 <= i < vocab for i in value):
         raise BadRequest(f"{key} = {value!r} must be a list of token ids in 0..{vocab - 1}")
     return frozenset(value)

@@ -15,7 +15,7 @@ from slimecli.engines.embedded.reply import Ended, partial_reply, replies
 from slimecli.engines.embedded.request import Request
 from slimecli.engines.embedded.sampler import Sampler, top_tokens
 from slimecli.engines.embedded.slot_model import SlotModel
-from slimecli.engines.embedded.text import TextCodec, first_stop
+from slimecli.engines.embedded.text import MASKS, TextCodec, first_stop
 
 
 class Scheduler:
@@ -161,10 +161,22 @@ class Scheduler:
         if wide > self._stops.shape[1]:
             more = torch.full((self.slots, wide - self._stops.shape[1]), -1, dtype=torch.int64)
             self._stops = torch.cat([self._stops, more.to(self.model.device)], 1)
+        if len(self._masks) > MASKS:
+            self._forget_masks()
         width = self._stops.shape[1]
         table = [sorted(r.sampling.stop_ids) + [-1] * (width - len(r.sampling.stop_ids)) for r in requests]
         self._stops[index] = torch.tensor(table, dtype=torch.int64, device=self.model.device).view(-1, width)
         self._mask_of[index] = torch.tensor([self._mask_id(r.sampling.stop) for r in requests]).to(self.model.device)
+
+    def _forget_masks(self) -> None:
+        """Keep those of running answers alone: callers choose their stop strings, and every set takes memory here."""
+        of = torch.where(self._active > 0, self._mask_of, 0)
+        used = torch.cat([of, of.new_zeros(1)]).unique()
+        place = of.new_zeros(len(self._masks))
+        place[used] = torch.arange(len(used), device=of.device)
+        self._mask_of, self._masks = place[of], self._masks[used]
+        places, kept = place.tolist(), set(used.tolist())
+        self._mask_ids = {stops: places[i] for stops, i in self._mask_ids.items() if i in kept}
 
     def _mask_id(self, stops: tuple[str, ...]) -> int:
         if stops not in self._mask_ids:

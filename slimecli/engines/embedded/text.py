@@ -19,6 +19,10 @@ RESERVED = frozenset(
 """arguments of apply_chat_template, not variables of a template: a template is a program, and the model's alone runs"""
 
 
+MASKS = 256
+"""sets of stop strings whose masks are kept"""
+
+
 class TextCodec:
     """Text to ids and back; without a tokenizer, ids only."""
 
@@ -79,11 +83,15 @@ class TextCodec:
 
     def stop_mask(self, stops: tuple[str, ...]) -> torch.Tensor:
         """[vocab] bool: tokens that can complete one of the stop strings, so that others need no decoding."""
-        if stops not in self._masks:
+        found = self._masks.pop(stops, None)
+        if found is None:
             if self.tokenizer is None:
                 raise BadRequest("stop strings need a tokenizer", "use stop_token_ids")
-            self._masks[stops] = torch.tensor([_may_end(piece, stops) for piece in self._vocabulary()])
-        return self._masks[stops]
+            found = torch.tensor([_may_end(piece, stops) for piece in self._vocabulary()])
+        self._masks[stops] = found
+        if len(self._masks) > MASKS:  # callers choose their stop strings: the longest out of use goes
+            self._masks.pop(next(iter(self._masks)), None)
+        return found
 
     def _vocabulary(self) -> list[str]:
         if not self._pieces:
