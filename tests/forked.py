@@ -47,9 +47,15 @@ SERVER.set_forkserver_preload([*IMPORTS])
 
 @functools.cache
 def import_all() -> None:
-    """In the parent, before the first fork."""
+    """In the parent, before the first fork; and what a process computes once: transformers' patterns, the registry."""
+    from transformers import conversion_mapping
+
+    from slimecli import model_specs
+
     for name in IMPORTS:
         importlib.import_module(name)
+    conversion_mapping.get_checkpoint_conversion_mapping("qwen3")
+    model_specs.registry()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from slimecli.model_specs import registry
 from slimecli.ports import free_port
 
 
@@ -39,6 +40,7 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any, join: bool = Tru
     Args:
         join: enter the process group first; False leaves that to `work`.
     """
+    registry()  # read once, and not by every rank
     port = free_port()
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
