@@ -10,7 +10,12 @@ There is no random state: what might be random in a step is seeded by (run seed,
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import queue
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +24,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slimecli import files
-from slimecli.errors import DataError
+from slimecli.errors import DataError, SlimeError
 from slimecli.model_specs import ModelSpec
 from slimecli.trainers.megatron.optimizer import go_on, is_offloaded, make_moments, parts
 from slimecli.weights.hf import HfFolder, copy_companions
 from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
 
 HF_FILES = "hf"
+_GO_ON = "`slime run --resume` goes on from the checkpoint before"
 
 
 def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: ModelSpec, model_dir: Path | None) -> None:
@@ -49,13 +55,46 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
     if dist.get_rank() == 0 and model_dir is not None:
         tree["carried"] = _carried(spec, model_dir)
-    dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
+    with _explaining(iteration):
+        dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
     if dist.get_rank() == 0:
         files.write_text(folder / TRACKER, str(step))
         if model_dir is not None:
             (folder / HF_FILES).mkdir()
             copy_companions(model_dir, folder / HF_FILES)
     dist.barrier()
+
+
+@contextlib.contextmanager
+def _explaining(iteration: Path) -> Iterator[None]:
+    """A rank that could not write is told as every full disk is: torch's exception for it is not even an Exception."""
+    try:
+        with files.explain_disk_errors(iteration):
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        number = re.search(r"\[Errno (\d+)\]", str(cause))  # the error itself does not come from another process
+        with files.explain_disk_errors(iteration):
+            if number:
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(iteration)) from error
+        if _is_cut_short(cause):
+            raise _cut_short(iteration) from error
+        raise SlimeError(f"{iteration} could not be written by trainer process {rank}: {cause}", _GO_ON) from error
+    except RuntimeError as error:
+        if _is_cut_short(error):
+            raise _cut_short(iteration) from error
+        raise
+
+
+def _is_cut_short(error: BaseException) -> bool:
+    """Whether torch's zip writer says that less was written than it gave."""
+    return any(said in str(error) for said in ("unexpected pos", "iostream error", "PytorchStreamWriter failed"))
+
+
+def _cut_short(iteration: Path) -> SlimeError:
+    free = shutil.disk_usage(iteration.parent).free / 1e9
+    causes = f"the disk is full ({free:.2f} GB free now), a quota is used up or `ulimit -f` is reached"
+    return SlimeError(f"{iteration}: a write was cut short: {causes}", f"make room; {_GO_ON}")
 
 
 def load(folder: Path, chunks: list[Any], optimizer: Any, *, rests: int = 0) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slimecli.errors import SlimeError
 from slimecli.trainers import open_trainer
 from slimecli.weights.convert import torch_dist_to_hf
 from tests.trainers import made
@@ -158,6 +160,26 @@ def test_a_checkpoint_of_no_step(model_of, tmp_path):
     found, loaded = run(continued, folder, tmp_path, "TP2 EP2")
     assert all(np.array_equal(weights[name], loaded[name]) for name in weights)
     assert found[2] == pytest.approx(made.recipe().trainer.lr * 4 / 5)
+
+
+def cut_short(folder: Path, out: Path, options: tuple[str, ...], room: int) -> tuple[str, float]:
+    """What is said of a checkpoint of which no file has more room, and the loss of the step after it."""
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    with pytest.raises(SlimeError) as caught:
+        trainer.save(out)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return str(caught.value), step(trainer, recipe, 0)[0]
+
+
+@pytest.mark.parametrize(("room", "told"), [(0, "cut short"), (20_000, "`ulimit -f` "), (100_000, "cut short")])
+def test_a_full_disk_is_told_and_training_could_go_on(model_of, tmp_path, room, told):
+    options = (*ALGO, *LAYOUTS["one"])
+    [(said, loss)] = run_ranks(1, cut_short, model_of("qwen3", 4), tmp_path, options, room, join=False)
+    assert told in said and "iter_0000000" in said and "unexpected pos" not in said, said
+    assert np.isfinite(loss)
 
 
 def truncated(path: Path) -> None:
