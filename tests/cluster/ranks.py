@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slimecli.ports import free_port
+from tests.forked import import_all
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ def on_ranks(
     Args:
         prepare: called with the rank in its process, before the command.
     """
+    import_all()
     context, port = multiprocessing.get_context("fork"), free_port()
     children = [context.Process(target=_child, args=(r, world, port, argv, folder, prepare)) for r in range(world)]
     for child in children:
@@ -53,10 +55,12 @@ def on_ranks(
 def _child(
     rank: int, world: int, port: int, argv: tuple[str, ...], folder: Path, prepare: Callable[[int], None]
 ) -> None:
+    import gc
     import signal
 
     from slimecli import cli, env
 
+    gc.freeze()
     os.chdir(folder)
     os.environ.update(SLIME_RUNS=str(folder / "runs"), GLOO_SOCKET_IFNAME="lo")
     env.set_rendezvous(rank, world, "127.0.0.1", port, rank)
