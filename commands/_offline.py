@@ -107,10 +107,15 @@ def rollout_file(
     if result["failed"]:
         written = "they are in the output with status `failed`" if selection == "samples" else "they are not written"
         raise PartialError(
-            f"{result['failed']} of {result['samples']} answers failed; {written}",
+            f"{result['failed']} of {result['samples']} answers failed; {written}{_told(result.pop('failure'))}",
             "see metadata.failure of such samples",
         )
+    result.pop("failure")
     return {**result, "out": out}
+
+
+def _told(failure: str) -> str:
+    return f"; the first: {failure}" if failure else ""
 
 
 def _identity(recipe: Recipe, model: str, folder: Path, selection: str, shard: str) -> dict[str, Any]:
@@ -129,6 +134,7 @@ def _answer(
 ) -> dict[str, Any]:
     import tempfile
 
+    from slimecli.rollout.generate import failure
     from slimecli.rundir import RunDir
     from slimecli.session import Session
     from slimecli.types import SampleStatus
@@ -137,6 +143,7 @@ def _answer(
     begun = file.rows if file else 0
     trailing: list[DataError] = []
     first: DataError | None = None
+    failed: list[Sample] = []
     with tempfile.TemporaryDirectory() as scratch:
         run = RunDir(Path(scratch))
         run.model_dir.parent.mkdir()
@@ -148,7 +155,9 @@ def _answer(
                 counts[f"left: {BROKEN}"] += len(row.broken)
                 counts["prompts"] += bool(group)
                 counts["samples"] += len(group)
-                counts["failed"] += sum(s.status is SampleStatus.FAILED for s in group)
+                broken = [s for s in group if s.status is SampleStatus.FAILED]
+                counts["failed"] += len(broken)
+                failed = failed or broken[:1]
                 left: Counter[str] = Counter()
                 lines = [
                     chosen.line(s, recipe.data.tool_key) for s in chosen.pick(group, recipe.reward.key or None, left)
@@ -165,7 +174,8 @@ def _answer(
     _refuse_nothing(counts, first or next(iter(trailing), None))
     dropped = {k.removeprefix("left: "): n for k, n in sorted(counts.items()) if n and k.startswith("left: ")}
     totals = {k: counts[k] for k in ("prompts", "samples", "written", "failed")}
-    return {**totals, "left": dropped, "resumed_at": begun}
+    told = failure(failed[0]) if failed else ""
+    return {**totals, "left": dropped, "resumed_at": begun, "failure": told}
 
 
 def _refuse_nothing(counts: Counter[str], first: DataError | None) -> None:

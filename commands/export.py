@@ -104,10 +104,11 @@ def find_weights(run: RunDir, step: int | None) -> tuple[int, Path]:
     """(step, HF folder) to export; raises MissingStageError naming the steps there are."""
     from slimecli import files
     from slimecli.errors import MissingStageError
+    from slimecli.rundir import RunDir
     from slimecli.session import start_weights
 
     recipe, steps = run.recipe(), [s for s in run.checkpoints() if files.is_committed(run.weights_dir(s))]
-    trained = bool(recipe.sft.steps)
+    trained = bool(recipe.sft.steps) and files.is_committed(RunDir(run.sft_dir).weights_dir(recipe.sft.steps))
     if step is None and not steps and not trained:
         raise MissingStageError(f"run {run.name} has trained nothing yet", f"slime run --resume --run {run.quoted}")
     number = step if step is not None else (steps[-1] if steps else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,8 +32,10 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     from slimecli.session import Session, step_weights
     from slimecli.stage import require
 
-    require(PIPELINE, "loop", run, recipe)
-    with run.lock(), Session(run, recipe) as session:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.lock())  # first: whoever is at work there may be making what is missing
+        require(PIPELINE, "loop", run, recipe)
+        session = stack.enter_context(Session(run, recipe))
         done = run.last_checkpoint() or 0
         step = done + 1
         if run.data_state_path(step).is_file() and run.samples_path(step).is_file():

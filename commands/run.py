@@ -247,6 +247,8 @@ def cli(
             again = f"slime run --resume --run {target.quoted}"
             if isinstance(error, InterruptedRunError):
                 raise InterruptedRunError(error.what, f"continue with: {again}") from None
+            if target.is_locked():  # another is at work there, and nothing is to be mended
+                raise
             console.hint(again, "once it is mended; if a value of the recipe is wrong, add --set KEY=VALUE")
             raise
     if set(result["stages"].values()) == {"skipped"}:

@@ -41,8 +41,8 @@ def train_sft(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     from slimecli.pipeline import PIPELINE
     from slimecli.stage import ensure, require
 
-    require(PIPELINE, "sft", run, recipe)
-    with run.lock():
+    with run.lock():  # first: whoever is at work there may be making what is missing
+        require(PIPELINE, "sft", run, recipe)
         worked = ensure(PIPELINE["sft"], run, recipe, lambda: do_sft(run, recipe), _tell)
     return {"stage": "sft", "steps": recipe.sft.steps, "performed": worked}
 

@@ -56,6 +56,8 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
                 f"{path}: a file grew beyond what the file system or `ulimit -f` allows",
                 "raise the limit, or write to another file system",
             ) from error
+        if error.errno == errno.EISDIR:
+            raise UsageError(f"{path} is a folder", "name a file") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise UsageError(f"{path}: a part of this path is a file, not a folder", "name another folder") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):

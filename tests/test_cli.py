@@ -11,7 +11,7 @@ import pytest
 
 from slimecli import __version__, cli, console
 from slimecli.errors import GateError, SlimeError
-from slimecli.recipe import validate_recipe
+from slimecli.recipe import load_recipe, validate_recipe
 from slimecli.rundir import create_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,3 +191,12 @@ def test_a_table_for_a_narrow_terminal_is_one_value_a_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     console.table(rows, ["name", "what", "more"])
     assert capsys.readouterr().out.splitlines()[3:6] == ["name  c", "what  [d]", "more  1"]
+
+
+@pytest.mark.parametrize("words", [["rollout"], ["train"], ["train", "--stage", "sft"], ["run", "--resume"]])
+def test_a_run_that_another_works_on_is_in_use_and_lacks_nothing(runs_root, capsys, words):
+    run_dir = create_run("demo", load_recipe("quickstart"))
+    with run_dir.lock():
+        assert cli.run([*words, "--run", "demo"]) == 1
+    told = capsys.readouterr().err
+    assert "run demo is in use by process" in told and "once it is mended" not in told

@@ -133,3 +133,9 @@ def test_the_old_folder_is_back_where_the_new_one_cannot_take_its_place(tmp_path
         (folder / "weights").write_bytes(b"2")
     assert files.is_committed(final) and (final / "weights").read_bytes() == b"1"
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_folder_where_a_file_is_to_be_is_told(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        files.write_text(tmp_path, "x")
+    assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,11 @@ def test_missing_steps_are_named(trained, runs_root, capsys):
     with pytest.raises(MissingStageError, match="trained nothing"):
         export_checkpoint(empty, None)
     assert not empty.export_dir.exists()
+    begun = create_run("begun", load_recipe("", ("sft.steps=3",)))
+    with pytest.raises(MissingStageError, match="no weights of step 7; there are: none"):
+        export_checkpoint(begun, 7)
+    with pytest.raises(MissingStageError, match="trained nothing"):
+        export_checkpoint(begun, None)
 
 
 def test_the_card_tells_where_the_model_comes_from(trained):

@@ -189,6 +189,13 @@ def test_leaving_every_prompt_out_is_no_success(place, text, expected):
     assert with_stdin.code == 4 and expected.replace("none.jsonl", "<stdin>") in with_stdin.err
 
 
+def test_why_answers_failed_is_told(place):
+    sets = ("rollout.max_response_tokens=100000",)
+    ended = slime(*words("--prompts", "prompts.jsonl@[0:1]", sets=sets), folder=place)
+    assert ended.code == 6 and "3 of 3 answers failed" in ended.err
+    assert "; the first: generation: prompt 0 has" in ended.err
+
+
 def test_a_server_that_is_not_there_or_goes_away_is_told_at_once(place, monkeypatch, capsys, caplog):
     from slimecli.engines.embedded.engine import EmbeddedEngine
     from slimecli.engines.embedded.server import start_server_thread
