@@ -4,6 +4,7 @@ test_load: megatron-core's loader puts what slime wrote into its own models, bit
 test_logits: these models then compute what transformers computes.
 test_back: what megatron-core wrote (any layout, stacked or numbered layers, with optimizer state) converts back to HF.
 test_layouts: the same both ways for families whose modules are slime's own, on shards made by hand.
+test_trainers: what a trainer saved is loaded likewise, Adam's state by an optimizer of megatron-core's.
 test_mbridge: mbridge's mapping gives the same tensors, for each family it knows.
 
 The expected tensors (expected.py, and the shards of test_layouts) share no code with slime's weight maps. Both packages

@@ -221,6 +221,7 @@ def _arguments(spec: ModelSpec) -> argparse.Namespace:
         num_attention_heads=spec.heads,
         add_position_embedding=True,
         ckpt_format="torch_dist",
+        no_save_rng=True,
     )
 
 
