@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slimecli.commands._options import RecipeOpt, RunOpt, SetOpt, with_fields
+from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt, with_fields
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -89,9 +89,7 @@ COMMAND = with_fields(
 
 def cli(
     run: RunOpt = "",
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME|DIR|RUN", help="registry name, local HF folder, or a run")
-    ] = "",
+    model: ModelOpt = "",
     step: Annotated[int | None, typer.Option("--step", help="step of the run; default: the newest")] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0: a free one")] = 8000,
     api_key: Annotated[
@@ -102,7 +100,7 @@ def cli(
     recipe: RecipeOpt = "",
     set_: SetOpt = None,
 ) -> None:
-    """Serve a model or a run's weights; follow a run, and record conversations for it."""
+    """Serve a model or a run (its name will do for --model); follow a run, and record conversations for it."""
     from slimecli import env
     from slimecli.commands._stages import run_and_recipe
     from slimecli.errors import UsageError

@@ -14,7 +14,7 @@ complete -c slime -n __fish_use_subcommand -a init -d 'Write a commented recipe 
 complete -c slime -n __fish_use_subcommand -a download -d 'Fetch a model or data set into the shared cache (or --out), and check that it is what it says'
 complete -c slime -n __fish_use_subcommand -a convert -d 'Convert a model between Hugging Face and Megatron; the result carries a certificate. Run again, it continues'
 complete -c slime -n __fish_use_subcommand -a prepare-data -d 'Prepare prompts and demonstrations - validate, de-duplicate, hold out, count'
-complete -c slime -n __fish_use_subcommand -a serve -d 'Serve a model or a runs weights; follow a run, and record conversations for it'
+complete -c slime -n __fish_use_subcommand -a serve -d 'Serve a model or a run (its name will do for --model); follow a run, and record conversations for it'
 complete -c slime -n __fish_use_subcommand -a rollout -d 'Generate and score answers - the next step of a run, or any prompt file with any model'
 complete -c slime -n __fish_use_subcommand -a train -d 'Train on the samples of the next step, or on demonstrations; in several processes under torchrun'
 complete -c slime -n __fish_use_subcommand -a eval -d 'Score held-out problems, sampled and greedy, or compare two such scores. --model may be a servers URL'

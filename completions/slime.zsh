@@ -13,7 +13,7 @@ _slime() {
     'download:Fetch a model or data set into the shared cache (or --out), and check that it is what it says'
     'convert:Convert a model between Hugging Face and Megatron; the result carries a certificate. Run again, it continues'
     'prepare-data:Prepare prompts and demonstrations - validate, de-duplicate, hold out, count'
-    'serve:Serve a model or a runs weights; follow a run, and record conversations for it'
+    'serve:Serve a model or a run (its name will do for --model); follow a run, and record conversations for it'
     'rollout:Generate and score answers - the next step of a run, or any prompt file with any model'
     'train:Train on the samples of the next step, or on demonstrations; in several processes under torchrun'
     'eval:Score held-out problems, sampled and greedy, or compare two such scores. --model may be a servers URL'
