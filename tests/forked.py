@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 IMPORTS = (
@@ -93,6 +94,18 @@ def _child(argv: list[str], folder: str, kill_at: int, out: str, err: str, count
     os._exit(code)
 
 
+def _ends(child: BaseProcess, timeout_s: float) -> bool:
+    """Start it and wait; one that is late, or that nobody waits for any more, is killed."""
+    child.start()
+    try:
+        child.join(timeout_s)
+    finally:
+        if is_late := child.is_alive():
+            child.kill()
+            child.join()
+    return not is_late
+
+
 def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240, stdin: bytes = b"") -> Outcome:
     """Run one command line in a forked child with `folder` as working directory."""
     import_all()
@@ -101,11 +114,7 @@ def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240, st
     context = multiprocessing.get_context("fork")
     words = (list(argv), str(folder), kill_at, str(out), str(err), str(count), stdin)
     child = context.Process(target=_child, args=words)
-    child.start()
-    child.join(timeout_s)
-    if child.is_alive():
-        child.kill()
-        child.join()
+    if not _ends(child, timeout_s):
         raise AssertionError(f"slime {' '.join(argv)} did not end within {timeout_s} s:\n{err.read_text()[-4000:]}")
     fsyncs = int(count.read_text()) if count.exists() else 0
     return Outcome(child.exitcode or 0, out.read_text(), err.read_text(), fsyncs)
@@ -132,11 +141,7 @@ def spawn_slime(*argv: str, folder: Path, timeout_s: float = 240) -> Outcome:
     variables = {**os.environ, "SLIME_RUNS": str(folder / "runs"), "PYTHONPATH": str(root)}
     out, err = folder / ".stdout", folder / ".stderr"
     child = SERVER.Process(target=_spawned, args=(list(argv), str(folder), variables, str(out), str(err)))
-    child.start()
-    child.join(timeout_s)
-    if child.is_alive():
-        child.kill()
-        child.join()
+    if not _ends(child, timeout_s):
         raise AssertionError(f"slime {' '.join(argv)} did not end within {timeout_s} s:\n{err.read_text()[-4000:]}")
     return Outcome(child.exitcode or 0, out.read_text(), err.read_text(), 0)
 

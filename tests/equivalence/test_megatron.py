@@ -122,7 +122,7 @@ def test_a_rank_killed_in_mid_step_is_told_and_made_up_for_at_the_same_and_at_an
         stderr=subprocess.PIPE,
     )
     root = tmp_path / "runs" / "r"
-    wait_until(lambda: (root / "metrics.jsonl").exists() and len(metrics(root)) > 2, 90)
+    wait_until(lambda: (root / "metrics.jsonl").exists() and len(metrics(root)) > 2, 200)
     mark = f"SLIME_RUNS={tmp_path / 'runs'}\0"
     victim = [number for number, line in processes(mark).items() if "TrainerHost" in line][-1]
     os.kill(victim, signal.SIGKILL)
