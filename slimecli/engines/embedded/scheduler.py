@@ -171,7 +171,7 @@ class Scheduler:
     def _forget_masks(self) -> None:
         """Keep those of running answers alone: callers choose their stop strings, and every set takes memory here."""
         of = torch.where(self._active > 0, self._mask_of, 0)
-        used = torch.cat([of, of.new_zeros(1)]).unique()
+        used = torch.tensor(sorted({0, *of.tolist()}), device=of.device)
         place = of.new_zeros(len(self._masks))
         place[used] = torch.arange(len(used), device=of.device)
         self._mask_of, self._masks = place[of], self._masks[used]
