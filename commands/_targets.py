@@ -33,13 +33,14 @@ def _served_folder(url: str, recipe: Recipe) -> Path:
 
     from slimecli.engines.http import HttpEngine
     from slimecli.errors import UsageError
+    from slimecli.headers import config_folder
     from slimecli.model_specs import get_spec
     from slimecli.weights.source import TOKENIZER_FILES, fetch_spec
 
     engine = HttpEngine(url, timeout_s=recipe.rollout.request_timeout_s)
     if recipe.model.path:
         asyncio.run(_ask(engine, HttpEngine.health))  # one that is not there is told now, not waited for
-        return Path(recipe.model.path).expanduser()
+        return config_folder(Path(recipe.model.path).expanduser())
     info = asyncio.run(_ask(engine, HttpEngine.info))
     folder = Path(str(info.get("tokenizer_path") or info.get("model_path") or ""))
     if (folder / "tokenizer.json").is_file():

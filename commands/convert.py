@@ -51,9 +51,9 @@ def convert(
     Returns what DONE.json holds, and the folder.
     """
     from slimecli.errors import UsageError
+    from slimecli.headers import is_torch_dist
     from slimecli.weights.convert import hf_to_torch_dist, torch_dist_to_hf, torch_dtype
     from slimecli.weights.source import resolve_model_dir
-    from slimecli.weights.torch_dist import TRACKER
 
     check_usage(to, model, source, quantize)
     if not out:
@@ -62,7 +62,7 @@ def convert(
     path, spec = named(model)
     if to == "torch_dist":
         hf = path or resolve_model_dir(model[0])
-        if (hf / TRACKER).is_file():
+        if is_torch_dist(hf):
             raise UsageError(f"{hf} is a torch_dist checkpoint already", f"--from {shlex.quote(str(hf))} --to hf")
         notes = hf_to_torch_dist(hf, folder, expected=spec, dtype=kind, verify=verify, jobs=jobs)
     else:

@@ -97,12 +97,13 @@ def _check_enough(recipe: Recipe, report: Report) -> None:
 
 def _tokenizer(recipe: Recipe) -> Any:
     """The tokenizer that prompts will be rendered with; None when it has yet to be trained, or no model is named."""
+    from slimecli.headers import config_folder
     from slimecli.model_specs import get_spec
     from slimecli.weights.hub import fetch
     from slimecli.weights.source import TOKENIZER_FILES
 
     section = recipe.model
-    folder = Path(section.path).expanduser() if section.path else None
+    folder = config_folder(Path(section.path).expanduser()) if section.path else None
     if folder is None:
         if not section.name or (section.source == "init" and section.tokenizer_vocab):
             return None

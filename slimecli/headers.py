@@ -1,4 +1,4 @@
-"""A model folder's safetensors files, judged from their names, sizes and headers: no weights are read, no torch."""
+"""What a model folder holds, judged from names, sizes and headers: no weights are read, no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ from slimecli import files
 from slimecli.errors import DataError
 
 INDEX = "model.safetensors.index.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+"""names the iteration to load of a Megatron checkpoint (torch_dist)"""
+HF_FILES = "hf"
+"""folder in a Megatron checkpoint with config and tokenizer, so that the way back needs nothing else"""
 MAX_HEADER = 100_000_000
 """largest safetensors header (bytes), as the format's own reader has it"""
 _AGAIN = "download the file again"
+
+
+def is_torch_dist(folder: Path) -> bool:
+    """Whether this is a Megatron checkpoint, or one of its iterations."""
+    return (folder / TRACKER).is_file() or (folder / ".metadata").is_file()
+
+
+def config_folder(folder: Path) -> Path:
+    """Where config and tokenizer of a model folder lie: in itself, or what slime put beside a Megatron checkpoint."""
+    places = (folder / HF_FILES, folder.parent / HF_FILES) if is_torch_dist(folder) else ()
+    return next((place for place in places if (place / "config.json").is_file()), folder)
 
 
 def read_index(folder: Path) -> dict[str, str] | None:

@@ -191,9 +191,11 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     if model.source == "init" and not (model.name or model.path):
         yield "`model.source` = 'init' needs a shape: `model.name`, or `model.path` with a config.json"
     copied = run is not None and files.is_committed(run.model_dir)
-    lost = bool(model.path) and not copied and not (Path(model.path).expanduser() / "config.json").is_file()
+    told = headers.config_folder(Path(model.path).expanduser()) / "config.json"
+    lost = bool(model.path) and not copied and not told.is_file()
     if lost:
-        yield f"`model.path` = {model.path!r}: there is no config.json"
+        where = "; put it into its folder hf" if headers.is_torch_dist(told.parent) else ""
+        yield f"`model.path` = {model.path!r}: there is no config.json{where}"
     elif model.path and not copied:
         yield from (f"`model.path` = {model.path!r}: {problem}" for problem in _folder_problems(model))
     if model.tokenizer_vocab and model.source != "init":
@@ -220,10 +222,11 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
 def _folder_problems(model: ModelSection) -> Iterator[str]:
     """What a local model folder lacks of what is taken from it."""
     folder = Path(model.path).expanduser()
-    if not model.tokenizer_vocab and not any((folder / name).is_file() for name in TOKENIZERS):
+    beside = headers.config_folder(folder)
+    if not model.tokenizer_vocab and not any((beside / name).is_file() for name in TOKENIZERS):
         yield f"there is no tokenizer ({', '.join(TOKENIZERS)}); put the model's own tokenizer files there"
-    if model.source == "init":
-        return  # only the shape is taken
+    if model.source == "init" or headers.is_torch_dist(folder):
+        return  # only the shape is taken; or Megatron's files, which are read with torch
     try:
         index = headers.read_index(folder)
         for shard in headers.shard_paths(folder, None if index is None else index.values()):

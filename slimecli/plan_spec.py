@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from slimecli import files
+from slimecli import files, headers
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -28,7 +28,8 @@ def model_spec(recipe: Recipe, run: RunDir | None) -> ModelSpec:
     folders = [run.model_dir] if run is not None else []
     folders += [Path(model.path).expanduser()] if model.path else []
     for folder in folders:
-        if (folder / "config.json").is_file():
-            return from_config(files.read_json(folder / "config.json"), name=model.name or folder.name)
+        config = headers.config_folder(folder) / "config.json"
+        if config.is_file():
+            return from_config(files.read_json(config), name=model.name or folder.name)
     spec = get_spec(model.name)
     return dataclasses.replace(spec, vocab=model.tokenizer_vocab) if model.tokenizer_vocab else spec

@@ -19,7 +19,8 @@ class ModelSection(Section):
     name: str = ""
     """registry name, see `slime models`; empty when `path` has a config.json of a known family"""
     path: str = ""
-    """local HF folder with config.json, weights and tokenizer; empty: from the hub, or new for `init`"""
+    """local HF folder with config.json, weights and tokenizer, or a Megatron checkpoint (torch_dist) with config and
+    tokenizer in its folder `hf`; empty: from the hub, or new for `init`"""
     revision: str = ""
     """hub revision (branch, tag or commit) to pin; empty: the registry's"""
     source: Literal["hub", "path", "init"] = "hub"

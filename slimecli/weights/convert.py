@@ -11,6 +11,7 @@ import torch
 
 from slimecli import files
 from slimecli.errors import DataError, UsageError
+from slimecli.headers import HF_FILES, TRACKER, config_folder
 from slimecli.model_specs import ModelSpec, from_config
 from slimecli.weights.certificate import CERTIFICATE
 from slimecli.weights.check import check_folder, spec_of
@@ -24,11 +25,9 @@ from slimecli.weights.quant import Weights, open_weights
 from slimecli.weights.quant_fp8 import quantizer_of
 from slimecli.weights.quant_scheme import CONFIG_KEY, plain_config
 from slimecli.weights.quantized import QuantizedSource
-from slimecli.weights.torch_dist import TRACKER, TorchDist, TorchDistSource, find_iteration
+from slimecli.weights.torch_dist import TorchDist, TorchDistSource, find_iteration
 from slimecli.weights.torch_dist_write import TorchDistPlan, zero_ranges
 
-HF_FILES = "hf"
-"""folder beside the Megatron checkpoint with config and tokenizer, so that the way back needs nothing else"""
 SHARD_BYTES = 5_000_000_000
 """largest shard of a result in safetensors"""
 
@@ -165,10 +164,10 @@ def torch_dtype(name: str) -> torch.dtype | None:
 def find_companions(checkpoint: Path) -> Path:
     """Config and tokenizer that hf_to_torch_dist left beside the checkpoint."""
     find_iteration(checkpoint)
-    for folder in (checkpoint / HF_FILES, checkpoint.parent / HF_FILES):
-        if (folder / "config.json").is_file():
-            return folder
-    raise DataError(f"{checkpoint} came without a config.json", "name the HF folder of the model: --hf DIR")
+    folder = config_folder(checkpoint)
+    if folder == checkpoint:
+        raise DataError(f"{checkpoint} came without a config.json", "name the HF folder of the model: --hf DIR")
+    return folder
 
 
 def _hf_names(checkpoint: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from slimecli.errors import DataError, UsageError
+from slimecli.headers import is_torch_dist
 from slimecli.rundir import RunDir
 from slimecli.weights.hf import INDEX
 from slimecli.weights.maps.rule import Rule
@@ -49,14 +50,12 @@ def hf_origin(path: Path, **changes: Any) -> Origin:
 
 def find_origin(path: Path) -> Origin:
     """The origin that a folder is: HF folder, trainer checkpoint of a run, or torch_dist checkpoint."""
-    from slimecli.weights.torch_dist import TRACKER
-
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder", "name an HF folder, a checkpoint of a run or a torch_dist one")
     for folder in (path, path / "trainer"):
         if (folder / "state.json").is_file():
             return _trainer_origin(folder)
-    if (path / ".metadata").is_file() or (path / TRACKER).is_file():
+    if is_torch_dist(path):
         return _torch_dist_origin(path)
     if (path / INDEX).is_file() or any(path.glob("*.safetensors")):
         return hf_origin(path)

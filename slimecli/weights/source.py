@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimecli import files
 from slimecli.errors import DataError, MissingStageError, UsageError
+from slimecli.headers import config_folder, is_torch_dist
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.weights.check import check_folder
 from slimecli.weights.hf import COMPANIONS, INDEX, save_hf_folder
@@ -95,6 +96,11 @@ def materialise_model(recipe: Recipe, run: RunDir) -> Path:
         fetched = fetch_spec(expected, revision=section.revision, allow=code)
         source = fetched.folder
         notes |= {"repo": fetched.repo, "revision": fetched.revision, "commit": fetched.commit}
+    if is_torch_dist(source):
+        from slimecli.weights.convert import torch_dist_to_hf
+
+        torch_dist_to_hf(source, run.model_dir, expected=expected)  # verified; what was interrupted is gone on with
+        return run.model_dir
     check_folder(source, expected)
     with files.committed_folder(run.model_dir, notes) as folder:
         take_model(source, folder, code=section.trust_remote_code)
@@ -131,7 +137,8 @@ def _init(recipe: Recipe, run: RunDir, folder: Path) -> dict[str, Any]:
 
     section = recipe.model
     if section.path:
-        spec = from_config(files.read_json(Path(section.path).expanduser() / "config.json"), name="model.path")
+        shape = config_folder(Path(section.path).expanduser()) / "config.json"
+        spec = from_config(files.read_json(shape), name="model.path")
     else:
         spec = get_spec(section.name)
     scratch = folder / "tokenizer"
@@ -159,7 +166,7 @@ def _init(recipe: Recipe, run: RunDir, folder: Path) -> dict[str, Any]:
 
 def _own_tokenizer(section: ModelSection, spec: ModelSpec) -> Path:
     if section.path:
-        return Path(section.path).expanduser()
+        return config_folder(Path(section.path).expanduser())
     if not spec.repo:
         raise UsageError(
             f"{spec.name} has no published tokenizer", "--set model.tokenizer_vocab=300 trains one on the data"

@@ -23,13 +23,13 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from slimecli.errors import DataError
+from slimecli.headers import TRACKER
 from slimecli.weights.container import Place, find_tensor
 from slimecli.weights.direct import DiskFile
 from slimecli.weights.maps.rule import Rule
 from slimecli.weights.pieces import Shape, blocks_of_range, octets
 from slimecli.weights.torch_dist_write import chunk_ranges
 
-TRACKER = "latest_checkpointed_iteration.txt"
 IGNORED = re.compile(r"(^optimizer\.|_extra_state|rng_state|^common_state|^rerun_state)")
 """keys that are not weights"""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")

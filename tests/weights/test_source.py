@@ -4,8 +4,10 @@ import pytest
 
 from slimecli import files
 from slimecli.errors import DataError, MissingStageError, UsageError
+from slimecli.plan_checks import check_model
 from slimecli.recipe import load_recipe
 from slimecli.rundir import create_run
+from slimecli.weights.convert import hf_to_torch_dist
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.source import materialise_model, resolve_model_dir
@@ -32,6 +34,29 @@ def test_a_folder_that_is_not_what_its_name_says_is_refused(tmp_path, runs_root)
     with pytest.raises(DataError, match="layers: spec 28, config 3"):
         materialise_model(recipe, run)
     assert not run.model_dir.exists()
+
+
+SHORT = ("data.max_prompt_tokens=64", "rollout.max_response_tokens=64")
+
+
+def test_a_megatron_checkpoint_is_a_model_too(tmp_path, runs_root):
+    model = tiny_model(tmp_path / "m")
+    hf_to_torch_dist(model, tmp_path / "megatron")
+    for number, checkpoint in enumerate((tmp_path / "megatron", tmp_path / "megatron/release")):
+        recipe = load_recipe("", ("model.source='path'", f"model.path='{checkpoint}'", *SHORT))
+        assert list(check_model(recipe, None)) == []
+        run = create_run(f"r{number}", recipe)
+        assert materialise_model(recipe, run) == run.model_dir and files.is_committed(run.model_dir)
+        assert fingerprint(HfFolder(run.model_dir).iterate()) == fingerprint(HfFolder(model).iterate())
+        assert (run.model_dir / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+
+
+def test_a_megatron_checkpoint_without_a_config_is_told_before_a_run(tmp_path):
+    hf_to_torch_dist(tiny_model(tmp_path / "m"), tmp_path / "megatron")
+    (tmp_path / "megatron/hf").rename(tmp_path / "lost")
+    recipe = load_recipe("", ("model.source='path'", f"model.path='{tmp_path}/megatron'", *SHORT))
+    problems = list(check_model(recipe, None))
+    assert problems == [f"`model.path` = '{tmp_path}/megatron': there is no config.json; put it into its folder hf"]
 
 
 def test_new_weights_with_a_tokenizer_from_the_data(runs_root):

@@ -25,12 +25,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from slimecli import files
 from slimecli.errors import DataError, SlimeError
+from slimecli.headers import HF_FILES, TRACKER
 from slimecli.model_specs import ModelSpec
 from slimecli.trainers.megatron.optimizer import go_on, is_offloaded, make_moments, parts
 from slimecli.weights.hf import HfFolder, copy_companions
-from slimecli.weights.torch_dist import TRACKER, TorchDist, find_iteration
+from slimecli.weights.torch_dist import TorchDist, find_iteration
 
-HF_FILES = "hf"
 _GO_ON = "`slime run --resume` goes on from the checkpoint before"
 
 
