@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from slimecli.rundir import RunDir
 
 
+def tell_backend(run: RunDir, recipe: Recipe) -> None:
+    """What the training backend sets whatever the recipe leaves open, with the reasons."""
+    if recipe.trainer.backend != "megatron":
+        return
+    from slimecli.plan_machine import this_machine
+    from slimecli.plan_megatron import decided_values
+    from slimecli.plan_spec import model_spec
+
+    for value in decided_values(recipe, model_spec(recipe, run), on_gpu=this_machine(run.root).gpus > 0):
+        console.note(f"megatron: {value.name} = {value.value}  ({value.reason})")
+
+
 def do_data(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     """prepare-data into the run."""
     from slimecli.commands.prepare_data import prepare_run_data

@@ -71,6 +71,7 @@ def run_pipeline(
 
     Returns: {"run", "stages": {name: "done" | "skipped"}, ...}.
     """
+    from slimecli.commands import _stages
     from slimecli.observe.trackers import open_trackers
     from slimecli.pipeline import PIPELINE
 
@@ -85,7 +86,10 @@ def run_pipeline(
         run.new_attempt()
         clusters.enter_context(_noting_failure(run))
         _look_at_engines(run, recipe, until)
-        cluster = _open_cluster(run, recipe, until, clusters)
+        is_due = _trains(run, recipe, until)
+        if is_due:
+            _stages.tell_backend(run, recipe)
+        cluster = _open_cluster(run, recipe, clusters) if is_due else None
         trackers = open_trackers(recipe, run)
         for tracker in trackers:
             clusters.callback(tracker.close)
@@ -115,15 +119,20 @@ def _noting_failure(run: RunDir) -> Iterator[None]:
         raise known from None
 
 
-def _open_cluster(run: RunDir, recipe: Recipe, until: str, stack: contextlib.ExitStack) -> Cluster | None:
-    """One Ray for all training stages that are due, started before the first of them."""
-    from slimecli.cluster import open_cluster
+def _trains(run: RunDir, recipe: Recipe, until: str) -> bool:
+    """Whether a training stage is due."""
     from slimecli.pipeline import PIPELINE
     from slimecli.stage import why_new
 
     training = [PIPELINE[name] for name in ("sft", "loop") if until not in ("data", "model")]
-    due = [s for s in training if s.wanted(recipe) and why_new(s, run, recipe)]
-    if recipe.cluster.backend != "ray" or not due:
+    return any(s.wanted(recipe) and why_new(s, run, recipe) for s in training)
+
+
+def _open_cluster(run: RunDir, recipe: Recipe, stack: contextlib.ExitStack) -> Cluster | None:
+    """One Ray for all training stages that are due, started before the first of them."""
+    from slimecli.cluster import open_cluster
+
+    if recipe.cluster.backend != "ray":
         return None
     cluster = open_cluster("ray", recipe, run)
     stack.callback(cluster.close)

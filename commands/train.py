@@ -79,7 +79,7 @@ def cli(
 def train(run: str, stage: str, overrides: tuple[str, ...], megatron: list[str], *, json_: bool) -> None:
     """What `slime train` does in the process that people see."""
     from slimecli import console
-    from slimecli.commands._stages import run_and_recipe
+    from slimecli.commands._stages import run_and_recipe, tell_backend
     from slimecli.errors import RecipeError, UsageError
     from slimecli.flags import megatron_overrides
     from slimecli.plan_layout import check_megatron
@@ -91,6 +91,7 @@ def train(run: str, stage: str, overrides: tuple[str, ...], megatron: list[str],
         raise UsageError(f"--stage {stage!r}", "say rl or sft")
     if stage == "sft" and not recipe.sft.steps:
         raise UsageError(f"run {target.name} has no SFT stage (sft.steps = 0)", "--set sft.steps=100")
+    tell_backend(target, recipe)
     result = train_sft(target, recipe) if stage == "sft" else train_step(target, recipe)
     if stage == "rl":
         console.say(f"step {result['step']}: loss {result['metrics']['train/loss']:.4f} -> {result['checkpoint']}")

@@ -78,6 +78,9 @@ def alone(tmp_path_factory):
 def test_one_process_has_the_curve_of_fsdp_and_a_clean_screen(fsdp, alone):
     assert_same_curve(alone[0], fsdp)
     assert "Warning" not in alone[1].err
+    told = alone[1].err
+    assert "megatron: calculate_per_token_loss = true  (always: losses carry global denominators" in told
+    assert told.count("megatron: layout") == 1, "once, though SFT and the loop both train"
 
 
 @pytest.mark.parametrize("point", range(4))
