@@ -106,7 +106,7 @@ def _ends(child: BaseProcess, timeout_s: float) -> bool:
     return not is_late
 
 
-def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 240, stdin: bytes = b"") -> Outcome:
+def slime(*argv: str, folder: Path, kill_at: int = 0, timeout_s: float = 500, stdin: bytes = b"") -> Outcome:
     """Run one command line in a forked child with `folder` as working directory."""
     import_all()
     out, err, count = folder / ".stdout", folder / ".stderr", folder / ".count"
@@ -135,7 +135,7 @@ def _spawned(argv: list[str], folder: str, variables: dict[str, str], out: str, 
     main()
 
 
-def spawn_slime(*argv: str, folder: Path, timeout_s: float = 240) -> Outcome:
+def spawn_slime(*argv: str, folder: Path, timeout_s: float = 500) -> Outcome:
     """Run one command line in a fork of another process: Ray's client library hangs in a fork of one with threads."""
     root = Path(__file__).parents[1]
     variables = {**os.environ, "SLIME_RUNS": str(folder / "runs"), "PYTHONPATH": str(root)}

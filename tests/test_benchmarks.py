@@ -9,13 +9,14 @@ import pytest
 
 from slimecli import env
 
+pytestmark = pytest.mark.timeout(1000)  # whole runs, one after the other, on whatever machine this is
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def smoke(name):
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--smoke"],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, env=env.child_env(OMP_NUM_THREADS="1"), check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=900, env=env.child_env(OMP_NUM_THREADS="1"), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()

@@ -57,7 +57,7 @@ def test_a_tool_round_trip_as_a_program_and_as_one_clean_sample(tmp_path):
     assert sample.rollout_id == 3 and sample.effective_response_length < sample.response_length
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(700)
 def test_the_agent_is_trained_by_its_base_url(tmp_path, monkeypatch):
     monkeypatch.chdir(FOLDER.parents[1])
     monkeypatch.setenv("SLIME_RUNS", str(tmp_path))

@@ -45,7 +45,7 @@ def listens(port, deadline):
             time.sleep(0.1)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_console_lines_of_serve(tmp_path):
     tiny_model(tmp_path / "my-model")
     (recipe,) = block(SERVE, "toml")

@@ -72,7 +72,7 @@ def sets(*extra):
     return [word for item in (*SETS, *extra) for word in ("--set", item)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_serve_record_train_follow(slime, tmp_path):
     model = tiny_model(tmp_path / "model")
     first = slime("run", "--model", str(model), "--run", "talk", "--until", "model", *sets())
@@ -104,7 +104,7 @@ def test_serve_record_train_follow(slime, tmp_path):
     assert {v for r in said for s in r["samples"] for v in s["weight_versions"]} >= {"0", "2"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_a_conversation_outlives_kill_9_of_its_server(slime, tmp_path):
     model = tiny_model(tmp_path / "model")
     made = slime("run", "--model", str(model), "--run", "talk", "--until", "model", *sets())

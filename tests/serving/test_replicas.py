@@ -61,7 +61,7 @@ def children(pid):
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
     process, url = served
     own = children(process.pid)
@@ -100,7 +100,7 @@ def test_two_engines_answer_alike_survive_one_and_go_with_the_server(served):
     assert not any(Path(f"/proc/{pid}").exists() for pid in own)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_servers_that_ask_for_a_key_are_shown_it(tmp_path, monkeypatch):
     """SGLang's ask for engine.api_key_env: every client behind the front has it."""
     monkeypatch.setenv("SERVE_KEY", "s3cret")
@@ -129,7 +129,7 @@ def test_servers_that_ask_for_a_key_are_shown_it(tmp_path, monkeypatch):
         assert reply["meta_info"]["completion_tokens"] == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_weights_reach_every_replica_and_those_that_come_later(tmp_path):
     sets = ("engine.slots=4", "engine.max_context=128", "engine.replicas=2", "engine.router='builtin'")
     run = RunDir(tmp_path / "run")
