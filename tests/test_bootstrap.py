@@ -139,5 +139,9 @@ def test_ci_calls_the_second_command():
     script = (bootstrap.ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "set -euo pipefail" in script
-    assert script.splitlines()[-1] == 'python3 bootstrap.py test --venv "$scratch/venv" --sglang "$@"'
+    called = [line for line in script.splitlines() if line.startswith("python3 ")]
+    assert called == [
+        'python3 bootstrap.py test --venv "$scratch/venv" "$@"',
+        'python3 bootstrap.py test --venv "$scratch/venv" --sglang -m sglang "$@"',
+    ]
     assert (bootstrap.ROOT / ".ci" / "run").stat().st_mode & 0o111
