@@ -40,7 +40,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_pipelines(folder):
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2

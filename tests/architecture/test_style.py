@@ -21,6 +21,6 @@ def test_ruff_format():
     check("ruff", "format", "--check", ".")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_mypy():
     check("mypy")

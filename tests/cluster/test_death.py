@@ -126,7 +126,7 @@ def rank_of(number):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)  # three starts of Ray, on a machine that may be busy
+@pytest.mark.timeout(1500)  # three starts of Ray, on a machine that may be busy
 def test_a_trainer_rank_that_is_killed_is_named_and_the_resumed_run_equals_a_straight_one(two_ranks, tmp_path):
     """The one that is left waits in a collective, and would say that its peer hung up."""
     run, root = start(tmp_path, "r", *TWO_RANKS)
