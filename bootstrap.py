@@ -2,7 +2,8 @@
 
     python3 bootstrap.py run  [--venv DIR] [arguments of `slime run`]    set up, then the quickstart
     python3 bootstrap.py test [--venv DIR] [--sglang] [arguments of pytest]
-                                                  set up with test tools, then the tests; with those of a real SGLang
+                                                  set up with test tools, then the tests (all of them in two
+                                                  processes); with those of a real SGLang
     python3 bootstrap.py sglang [--venv DIR]      an environment with SGLang alone, for engine.python and its tests
 
 A second call skips what is installed already. Without an NVIDIA GPU the CPU build of torch is installed, and nothing of
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -44,6 +46,11 @@ SGLANG_ALONE = (
 """installed without what they ask for: CUDA packages, several gigabytes; Mooncake carries caches between servers"""
 PAUSES = (5, 30)
 """between tries of a pip that fails (seconds)"""
+HALF = (
+    *("agents", "cluster", "engines", "equivalence", "examples", "rollout", "serving", "shim", "sync"),
+    *("test_benchmarks.py", "test_docs_offline.py", "test_readme.py"),
+)
+"""of tests/, what takes about as long as the rest: the one runs beside the other, on two cores"""
 STAMP = "slime-bootstrap.txt"
 """file in the virtual environment that says for which inputs it was made"""
 
@@ -197,6 +204,24 @@ def split_arguments(arguments: list[str], venv: Path = ROOT / ".venv") -> tuple[
     return venv, rest
 
 
+def run_tests(python: Path) -> int:
+    """All tests, one half beside the other; returns an exit code. What the second half says is shown at the end."""
+    half, call = [f"tests/{name}" for name in HALF], [str(python), "-m", "pytest", "-q"]
+    with tempfile.TemporaryFile() as told:
+        others = [*call, "tests", *(f"--ignore={path}" for path in half)]
+        say(f"the tests, in two processes: {' '.join(half)}, and all others")
+        beside = subprocess.Popen(others, cwd=ROOT, stdout=told, stderr=subprocess.STDOUT)
+        try:
+            code = subprocess.run([*call, *half], cwd=ROOT, check=False).returncode
+            code = beside.wait() or code
+        finally:
+            beside.terminate()
+            beside.wait()
+            told.seek(0)
+            sys.stdout.write(told.read().decode(errors="replace"))
+    return code if code >= 0 else 128 - code
+
+
 def main() -> None:
     """Do what the first argument says."""
     if sys.version_info < (3, 11):  # noqa: UP036 -- this file is what an older Python is given first
@@ -216,6 +241,8 @@ def main() -> None:
         beside = SGLANG_VENV if venv.parent == ROOT else venv.with_name(f"{venv.name}-sglang")
         os.environ["SLIME_SGLANG_PYTHON"] = str(install_sglang(beside))
     python = install(venv, "dev" if action == "test" else "")
+    if action == "test" and not rest:
+        sys.exit(run_tests(python))
     if action == "test":
         command = [str(python), "-m", "pytest", "-q", *rest]
     else:

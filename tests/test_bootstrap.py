@@ -106,6 +106,34 @@ def test_the_tests_are_told_where_sglang_is(monkeypatch, tmp_path):
     assert made == [tmp_path / "v-sglang", bootstrap.SGLANG_VENV]
 
 
+@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (1, 0, 1), (0, 3, 3), (-9, 0, 137)])
+def test_all_tests_are_run_one_half_beside_the_other(monkeypatch, capfd, first, second, code):
+    ran = []
+
+    class Beside:
+        def __init__(self, command, stdout, **how):
+            ran.append(command)
+            stdout.write(b"the others\n")
+
+        def wait(self):
+            return second
+
+        def terminate(self):
+            pass
+
+    def run(command, **how):
+        ran.append(command)
+        return subprocess.CompletedProcess(command, first)
+
+    monkeypatch.setattr(bootstrap.subprocess, "Popen", Beside)
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    assert bootstrap.run_tests(Path("python")) == code
+    others, half = ran
+    assert others[4] == "tests" and [f"--ignore={path}" for path in half[4:]] == others[5:], "each test in one half"
+    assert all((bootstrap.ROOT / path).exists() for path in half[4:])
+    assert capfd.readouterr().out == "the others\n"
+
+
 def test_a_pip_that_fails_is_called_again_and_in_the_end_blamed(monkeypatch, capsys):
     codes, paused = [1, 1, 0], []
     monkeypatch.setattr(bootstrap.time, "sleep", paused.append)
