@@ -48,7 +48,7 @@ PAUSES = (5, 30)
 """between tries of a pip that fails (seconds)"""
 HALF = (
     *("agents", "cluster", "engines", "equivalence", "examples", "rollout", "serving", "shim", "sync"),
-    *("test_benchmarks.py", "test_docs_offline.py", "test_readme.py"),
+    *("test_docs_offline.py", "test_readme.py"),
 )
 """of tests/, what takes about as long as the rest: the one runs beside the other, on two cores"""
 STAMP = "slime-bootstrap.txt"
@@ -255,4 +255,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
