@@ -140,14 +140,15 @@ def _drop_abandoned(final: Path, kind: str) -> None:
     """Remove what killed processes left of earlier tries at a folder."""
     for path in final.parent.glob(f".{glob.escape(final.name)}.*"):
         match = _LEFTOVER.fullmatch(path.name.removeprefix(f".{final.name}"))
-        if match is None or match[2] != kind or _is_alive(int(match[1])):
+        if match is None or match[2] != kind or is_alive(int(match[1])):
             continue
         last = max((p.stat().st_mtime for p in [path, *_files(path)]), default=0.0)
         if time.time() - last > ABANDONED_S:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number is there, in this process's namespace."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

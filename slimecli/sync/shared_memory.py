@@ -116,20 +116,10 @@ def _clean_once() -> None:
     """Remove what dead processes left, once per process."""
     for path in SHM.glob("slime-*"):
         match = _NAME.fullmatch(path.name)
-        if match and int(match.group(1)) == _namespace() and not _alive(int(match.group(2))):
+        if match and int(match.group(1)) == _namespace() and not files.is_alive(int(match.group(2))):
             remove(path)
 
 
 def _namespace() -> int:
     """Process ids mean something within one namespace only; containers may share /dev/shm."""
     return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
