@@ -101,7 +101,8 @@ def measure(workdir: Path, name: str, seed: int, steps: int, sizes: Sequence[str
 def summarise(name: str, found: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
     """A line of the table: means over the seeds, and every seed's end."""
     ends = [f["curve"][str(steps)] for f in found]
-    reached = [next((int(k) for k, v in f["curve"].items() if v >= GOAL), None) for f in found]
+    # a kept curve has its keys as sorted text: "100" stands before "20"
+    reached = [min((int(k) for k, v in f["curve"].items() if v >= GOAL), default=None) for f in found]
     return {
         "setting": name,
         "start": statistics.mean(f["curve"]["0"] for f in found),

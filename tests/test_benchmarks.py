@@ -52,6 +52,16 @@ def test_learning():
     assert "grpo" in table
 
 
+def test_the_step_of_the_goal_is_the_first_one():
+    from benchmarks.learning import summarise
+
+    curve = {"0": 0.7, "10": 0.9, "100": 0.95, "20": 0.91}
+    late = {"0": 0.7, "10": 0.8, "100": 0.95, "20": 0.91}
+    never = dict.fromkeys(curve, 0.5)
+    found = summarise("grpo", [{"curve": c, "cpu_s": 1.0} for c in (curve, late, never)], 100)
+    assert found["step of the goal"] == [10, 20, None] and not found["learnt"]
+
+
 def test_sync():
     result, _ = smoke("sync")
     kinds = result["shapes"]["quickstart"]["kinds"]
