@@ -15,6 +15,8 @@ Z95 = 1.959964
 """half width of a 95 % interval in standard errors"""
 CORRECT = 1.0
 """score from which an answer counts as correct for pass@k"""
+_ROUNDING = 1e-9
+"""standard errors below this are what rounding leaves of no difference between prompts"""
 
 Interval = tuple[float, float]
 
@@ -42,7 +44,7 @@ def interval(mean: float, stderr: float, prompts: int, *, is_share: bool) -> Int
     """
     if not is_share:
         return mean - Z95 * stderr, mean + Z95 * stderr
-    draws = mean * (1 - mean) / stderr**2 if stderr > 0 else float(prompts)
+    draws = mean * (1 - mean) / stderr**2 if stderr > _ROUNDING else float(prompts)
     centre = (mean + Z95**2 / (2 * draws)) / (1 + Z95**2 / draws)
     half = Z95 / (1 + Z95**2 / draws) * math.sqrt(max(mean * (1 - mean), 0.0) / draws + Z95**2 / (4 * draws**2))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -60,6 +60,8 @@ def test_intervals_cover_and_never_claim_certainty():
     assert 0.92 <= hits / 500 <= 0.98
     low, high = summarise_scores([[1.0]] * 20)["interval"]
     assert high == 1.0 and low == pytest.approx(0.839, abs=0.001), "Wilson's bound for 20 of 20"
+    low, high = summarise_scores([[1.0, 0.0, 0.0]] * 20)["interval"]
+    assert (low, high) == pytest.approx((0.169, 0.551), abs=0.001), "1/3 of every prompt is no certainty, but 20 draws"
     assert interval(0.5, 0.1, 9, is_share=False) == pytest.approx((0.304, 0.696), abs=1e-3)
     assert summarise_scores([[-1.0], [1.0]])["interval"][0] < -1.0, "no share, so not cut at 0"
 
