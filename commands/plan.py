@@ -72,7 +72,8 @@ def cli(
     for warning in found.warnings:
         console.warn(warning)
     if recipe:
-        console.hint(f"slime run --recipe {recipe}" + "".join(f" --set {shlex.quote(x)}" for x in overrides), "do it")
+        words = ["slime", "run", "--recipe", recipe, *(("--model", model) if model else ())]
+        console.hint(shlex.join([*words, *(w for x in overrides for w in ("--set", x))]), "do it")
 
 
 def _shown(value: Value) -> str:

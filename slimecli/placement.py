@@ -121,6 +121,8 @@ def _numbered(processes: Sequence[tuple[str, tuple[int, ...]]]) -> list[Place]:
 def demand_of(recipe: Recipe, group: int, gpus: int) -> Demand:
     """What a run asks of a cluster that has so many GPUs; where both do not fit, trainer and engines share them.
 
+    Generation that goes on beside training cannot share: it then asks for more than there is, which is told.
+
     Args:
         group: neighbouring ranks that stay on one machine.
     """
@@ -130,9 +132,18 @@ def demand_of(recipe: Recipe, group: int, gpus: int) -> Demand:
         engines=tuple(part for server in servers_of(recipe) for part in server.parts),
         colocate=recipe.cluster.placement == "colocated",
     )
-    if recipe.cluster.placement == "auto" and 0 < gpus < sum(demand.bundles()):
+    may_share = recipe.cluster.placement == "auto" and not recipe.rollout.overlaps
+    if may_share and 0 < gpus < sum(demand.bundles()):
         return replace(demand, colocate=True)
     return demand
+
+
+def settled(recipe: Recipe, demand: Demand) -> Recipe:
+    """The recipe with what `auto` has decided, as servers must know it that give up their memory in turn."""
+    if not demand.colocate:
+        return recipe
+    cluster = recipe.cluster.model_copy(update={"placement": "colocated"})
+    return recipe.model_copy(update={"cluster": cluster})
 
 
 def place_ranks(processes: int, group: int, nodes: Sequence[Node]) -> list[Place]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from slimecli import env
 from slimecli.errors import RecipeError
+from slimecli.placement import settled
 from slimecli.plan_algo import algorithm_warnings
 from slimecli.plan_checks import all_problems, count_data
-from slimecli.plan_gpus import GPU_MEMORY, gpu_problems, gpu_values
+from slimecli.plan_gpus import GPU_MEMORY, gpu_demand, gpu_problems, gpu_values
 from slimecli.plan_machine import Machine, measure, this_machine
 from slimecli.plan_megatron import decided_values, megatron_bytes
 from slimecli.plan_numbers import (
@@ -82,9 +83,9 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
         *phases,
         *disk,
         *placement_values(recipe, machine, recipe.sync_kind(recipe.cluster.backend)),
-        *gpu_values(recipe, machine.gpus, trainer, engine),
+        *gpu_values(recipe, machine.gpus, trainer, engine, spec),
         *(decided_values(recipe, spec, on_gpu=on_gpu) if is_megatron else []),
-        *sglang_values(recipe, on_gpu=on_gpu),
+        *sglang_values(settled(recipe, gpu_demand(recipe, machine.gpus)), on_gpu=on_gpu),
     ]
     memory = max(int(v.value) for v in phases)
     # the estimated part may be off by a factor, so it can warn but not refuse

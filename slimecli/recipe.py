@@ -95,12 +95,18 @@ class Recipe(Section):
         return self.engine.max_context or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
-    def gpus_per_engine(self) -> int:
-        """GPUs that one engine is spread over: SGLang's tensor x pipeline parallelism; 1 for the embedded engine."""
+    def engine_layout(self) -> tuple[int, int]:
+        """(tensor-parallel ranks, pipeline stages) of one engine: SGLang's; the embedded engine is one process."""
         if self.engine.backend != "sglang":
-            return 1
+            return 1, 1
         given = {sglang_name(name): int(value) for name, value in self.sglang.items() if str(value).isdigit()}
-        return given.get("tp_size", 1) * given.get("pp_size", 1)
+        return given.get("tp_size", 1), given.get("pp_size", 1)
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """GPUs that one engine is spread over: a rank of every stage on each."""
+        ranks, stages = self.engine_layout
+        return ranks * stages
 
     @property
     def only_evaluates(self) -> bool:

@@ -15,7 +15,8 @@ from slimecli.cluster.ray_head import watch_head
 from slimecli.cluster.ray_trainer import TrainerGroup
 from slimecli.cluster.reservation import Reservation, places_of
 from slimecli.errors import SlimeError
-from slimecli.placement import Node, demand_of, place_ranks
+from slimecli.frozen import loadable
+from slimecli.placement import Node, demand_of, place_ranks, settled
 from slimecli.protocols import RolloutEngine, SyncKind, Trainer
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -68,12 +69,11 @@ class RayCluster:
 
     def open_models(self, recipe: Recipe) -> dict[str, RolloutEngine]:
         """Start the frozen models' servers; name -> all servers of that model as one."""
+        recipe = loadable(recipe, self._run) if recipe.engine.models else recipe
         return {m.name: self._open_servers(recipe, Path(m.path), m.name) for m in recipe.engine.models}
 
     def _open_servers(self, recipe: Recipe, model_dir: Path, model: str) -> RolloutEngine:
-        if self.colocated:  # servers must know it where `auto` has decided so
-            cluster = recipe.cluster.model_copy(update={"placement": "colocated"})
-            recipe = recipe.model_copy(update={"cluster": cluster})
+        recipe = settled(recipe, self._demand)
         plans = servers_of(recipe)
         places = iter(places_of(self._reserved(), sum(len(plan.parts) for plan in plans)))
         served = [(plan, list(itertools.islice(places, len(plan.parts)))) for plan in plans]

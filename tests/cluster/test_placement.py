@@ -88,6 +88,11 @@ def test_who_shares_gpus(gpus, placement, colocate):
     assert demand_of(recipe, 1, gpus).colocate is colocate
 
 
+def test_generation_beside_training_never_shares_gpus():
+    ahead = load_recipe("", ("rollout.max_staleness=1",))
+    assert not demand_of(ahead, 1, 1).colocate and demand_of(ahead, 1, 1).bundles() == [1, 1]
+
+
 def test_an_engine_counts_its_gpus():
     sglang = ("engine.backend=sglang", "sglang.tp-size=4", "sglang.pp_size=2")
     assert load_recipe("", sglang).gpus_per_engine == 8

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 from slimecli.cli import run
 from slimecli.commands.plan import plan
@@ -12,6 +13,13 @@ def test_a_plan_says_value_and_reason(capsys):
     assert out.startswith("what\tvalue\twhy\n")
     assert "disk: total\t" in out
     assert "slime run --recipe quickstart" in err
+
+
+def test_the_command_it_ends_with_is_of_the_same_model(capsys):
+    given = ["--recipe", "reverse", "--model", "quickstart", "--set", "title='a b'"]
+    assert run(["plan", *given]) == 0
+    line = next(x for x in capsys.readouterr().err.splitlines() if "slime run" in x)
+    assert shlex.split(line, comments=True) == ["slime", "run", *given]
 
 
 def test_json_is_data_only(capsys):
