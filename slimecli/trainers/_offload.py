@@ -7,13 +7,18 @@ know. On a CPU, memory that maps a file stays: it is not this process's to resiz
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from slimecli.errors import SlimeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 _ENTERED = ("slimecli.", "megatron.", "torch.optim.")
 """packages whose objects are looked into for tensors"""
 
@@ -30,6 +35,11 @@ class Resting:
         self._holder = holder
         self._device = device
         self._kept: list[tuple[Any, Tensor]] | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether something of it is in host memory alone."""
+        return self._kept is not None
 
     def leave(self) -> int:
         """Free the device's memory; returns the bytes freed. Idempotent."""
@@ -104,7 +114,8 @@ class DeviceHolder:
     """made by the trainer when everything is in its place"""
 
     def sleep(self) -> None:
-        """Give up the device's memory, keeping everything in the host's; only `wake` and `close` may follow."""
+        """Give up the device's memory, keeping everything in the host's. Until `wake`, calls that are marked `awake`
+        are refused."""
         self._resting.leave()
 
     def wake(self) -> None:
@@ -117,6 +128,24 @@ class DeviceHolder:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+Trained = TypeVar("Trained", bound=DeviceHolder)
+
+
+def awake(call: Callable[Concatenate[Trained, P], R]) -> Callable[Concatenate[Trained, P], R]:
+    """Refuse a call on a trainer that sleeps, before anything is computed and on every rank alike."""
+
+    @functools.wraps(call)
+    def checked(self: Trained, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._resting.is_away:
+            raise SlimeError(
+                f"the trainer sleeps, its memory given up to engines: `{call.__name__}` needs it awake",
+                "wake() it first; in a run, cluster.placement = 'disaggregated' shares no devices",
+            )
+        return call(self, *args, **kwargs)
+
+    return checked
 
 
 def _bytes_of(storage: Any) -> Tensor:

@@ -25,7 +25,7 @@ from slimecli.trainers._critic import Critic, ValueModel
 from slimecli.trainers._frozen import HostCopy, check_tokens, lacking, teacher_folder
 from slimecli.trainers._loss import Tally, weighted_loss
 from slimecli.trainers._model import PolicyModel, load_model, named_weights
-from slimecli.trainers._offload import DeviceHolder, Resting
+from slimecli.trainers._offload import DeviceHolder, Resting, awake
 from slimecli.trainers._packing import pack
 from slimecli.types import StepStats
 
@@ -62,6 +62,7 @@ class FsdpTrainer(DeviceHolder):
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
+    @awake
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
         """[T] float32 log-probability of each trained target, or the critic's value before it; 0 where the loss mask
@@ -94,6 +95,7 @@ class FsdpTrainer(DeviceHolder):
         _parallel.add_up(result, self._world)
         return result.cpu()
 
+    @awake
     def step(self, batch: TrainBatch) -> StepStats:
         """One optimizer step."""
         trained = int(batch.loss_mask.sum())
@@ -117,6 +119,7 @@ class FsdpTrainer(DeviceHolder):
         weighted = int((batch.loss_weight != 0).sum())
         return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
+    @awake
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), in the model's order; a tied tensor once.
 
@@ -128,10 +131,12 @@ class FsdpTrainer(DeviceHolder):
         if self._published is not None:
             self._published.refresh()
 
+    @awake
     def save(self, folder: Path) -> None:
         """Weights, optimizer and schedule position into an existing folder."""
         _checkpoint.save_state(folder, self._state(), self._steps_done, self._rank, self._world)
 
+    @awake
     def load(self, folder: Path) -> None:
         """Inverse of save, at any world size."""
         self._steps_done = _checkpoint.load_state(folder, self._state(), self._rank, self._world)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tests.megatron  # noqa: F401
+from slimecli.errors import SlimeError
 from slimecli.protocols import Trainer
 from slimecli.trainers import TRAINERS, open_trainer
 from slimecli.trainers._offload import held_tensors
@@ -125,7 +126,28 @@ def check_sleep_gives_memory_up_and_wake_brings_back_every_bit(trainer, batch, o
     assert fingerprint(other.weights()) == fingerprint(trainer.weights())
 
 
+def check_calls_while_it_sleeps_are_refused_by_name(trainer, batch, opened, tmp_path):
+    batch = with_reference(trainer, batch)
+    first = trainer.step(batch)
+    trainer.sleep()
+    calls = {
+        "log_probs": lambda: trainer.log_probs(batch),
+        "step": lambda: trainer.step(batch),
+        "weights": trainer.weights,  # before the first is asked for: ranks must not part in the middle
+        "save": lambda: trainer.save(tmp_path),
+        "load": lambda: trainer.load(tmp_path),
+    }
+    for name, call in calls.items():
+        with pytest.raises(SlimeError, match=f"the trainer sleeps.*`{name}`") as caught:
+            call()
+        assert "wake" in caught.value.fix
+    trainer.wake()
+    other = opened()
+    assert [other.step(batch), other.step(batch)] == [first, trainer.step(batch)], "nothing was touched"
+
+
 CHECKS = [
+    check_calls_while_it_sleeps_are_refused_by_name,
     check_sleep_gives_memory_up_and_wake_brings_back_every_bit,
     check_signatures_are_the_protocols,
     check_log_probs,

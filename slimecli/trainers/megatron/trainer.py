@@ -25,7 +25,7 @@ from slimecli.recipe import Recipe
 from slimecli.trainers import _parallel
 from slimecli.trainers._frozen import lacking
 from slimecli.trainers._loss import Tally, weighted_loss, weighted_value_loss
-from slimecli.trainers._offload import DeviceHolder, OneAtATime, Resting
+from slimecli.trainers._offload import DeviceHolder, OneAtATime, Resting, awake
 from slimecli.trainers.megatron import prediction, runtime, weights
 from slimecli.trainers.megatron.arguments import settings_of
 from slimecli.trainers.megatron.bridges import BRIDGES
@@ -90,6 +90,7 @@ class MegatronTrainer(DeviceHolder):
 
     # -- protocol ----------------------------------------------------------------------------------------------------
 
+    @awake
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> Tensor:
         """[T] float32 log-probability of each trained target, or the critic's value before it; 0 where the loss mask
@@ -133,6 +134,7 @@ class MegatronTrainer(DeviceHolder):
         _parallel.add_up(result, self._world)
         return result.cpu()
 
+    @awake
     def step(self, batch: TrainBatch) -> StepStats:
         """One optimizer step."""
         number = self._steps_done + 1
@@ -158,6 +160,7 @@ class MegatronTrainer(DeviceHolder):
         weighted = int((batch.loss_weight != 0).sum())
         return StepStats(loss=loss, grad_norm=norm, lr=lr, tokens=weighted, metrics=means)
 
+    @awake
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, full tensor in model.dtype), one tensor alive at a time. Collective: every rank must iterate.
 
@@ -174,6 +177,7 @@ class MegatronTrainer(DeviceHolder):
             yield name, tensor.to(self._device, self._publish_dtype)
         self._frozen.published()
 
+    @awake
     def save(self, folder: Path) -> None:
         """A torch_dist checkpoint of weights, optimizer and schedule position."""
         self._turns.take("policy")
@@ -184,6 +188,7 @@ class MegatronTrainer(DeviceHolder):
             self._turns.take("critic")
             self._critic.save(folder / CRITIC, self._steps_done, self._spec, None)
 
+    @awake
     def load(self, folder: Path) -> None:
         """Inverse of save, at any layout."""
         self._turns.take("policy")
