@@ -262,5 +262,9 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 def dump_rows(rows: Iterable[Row]) -> bytes:
     """Rows -> JSON lines; equal rows give equal bytes (keys sorted)."""
-    lines = [json.dumps(r, sort_keys=True, ensure_ascii=False) + "\n" for r in rows]
-    return "".join(lines).encode("utf-8")
+    return b"".join(map(dump_row, rows))
+
+
+def dump_row(row: Row) -> bytes:
+    """One row -> its JSON line."""
+    return f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n".encode()

@@ -1,11 +1,16 @@
-"""Any source -> validated train.jsonl, holdout.jsonl and sft.jsonl, with a count for every row that was left out."""
+"""Any source -> validated train.jsonl, holdout.jsonl and sft.jsonl, with a count for every row that was left out.
+
+Rows pass through one by one, by way of a file: what is held of all of them is a hash of each prompt.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -15,7 +20,7 @@ from slimecli import files
 from slimecli.data_tools.columns import Item, read_item
 from slimecli.data_tools.conversations import tokens_and_mask
 from slimecli.data_tools.demonstrations import load_demonstration
-from slimecli.data_tools.formats import Placed, Row, dump_rows, placed_rows
+from slimecli.data_tools.formats import Placed, Row, dump_row, placed_rows
 from slimecli.data_tools.prompts import render_prompt
 from slimecli.data_tools.sources import level_args, open_source
 from slimecli.errors import DataError, UsageError
@@ -63,26 +68,71 @@ def prepare(
         exclude: evaluation files and how they are read; rows with a prompt of theirs are dropped.
     """
     report = Report(length_checked=tokenizer is not None)
-    screen = _Screen(section, sft, tokenizer, report, {key for path, how in exclude for key in _keys_of(path, how)})
-    rows: list[Row] = []
-    if section.source or section.train:
-        rows = _generated(section, seed, screen) if section.source else _from_file(section, screen)
-    elif not sft.data:
+    excluded = {key for path, how in exclude for key in _keys_of(path, how)}
+    if not (section.source or section.train or sft.data):
         raise UsageError("the recipe names no data", "set data.train=FILE or data.source=reasoning_gym:TASK")
-    train, holdout = _split(rows, section, seed, report)
-    held_out = {_key(r, section) for r in holdout}
-    conversations = _not_held_out(screen.conversations, section, report, held_out) if not sft.data else []
-    if sft.data:
-        conversations = _not_held_out(_sft_file(sft.data, section, screen), section, report, held_out)
-    elif section.demonstrations:
-        conversations = _demonstrations(train, section, seed)
-    for stem, part in (("train", train), ("holdout", holdout), ("sft", conversations)):
-        if part:
-            report.kept[stem] = len(part)
-            files.write_bytes(out / f"{stem}.jsonl", dump_rows(part))
+    with _Spool(out) as rows, _Spool(out) as held:
+        screen = _Screen(section, sft, tokenizer, report, excluded, held)
+        if section.source or section.train:
+            for row in _generated(section, seed, screen) if section.source else _from_file(section, screen):
+                rows.add(row)
+        train, holdout = _split(rows, section, seed, report)
+        _write(out, "train", train(), report)
+        _write(out, "holdout", holdout(), report)
+        held_out = {_key(row, section) for row in map(json.loads, holdout())}
+        if sft.data:
+            conversations = _not_held_out(_sft_file(sft.data, section, screen), section, report, held_out)
+        elif section.demonstrations:
+            conversations = _demonstrations(map(json.loads, train()), section, seed)
+        else:
+            conversations = _not_held_out(map(json.loads, held), section, report, held_out)
+        _write(out, "sft", map(dump_row, conversations), report)
     if not report.kept.get("train") and not report.kept.get("sft"):
         raise DataError(f"no row is left: {_reasons(report)}", "look at the first rows and at the column names")
     return report
+
+
+class _Spool:
+    """Rows on disk, without a name: written once, read as often as wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
+        self._count = 0
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row: Row) -> None:
+        """One row more."""
+        self._file.write(dump_row(row))
+        self._count += 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Its lines, one walk at a time."""
+        self._file.seek(0)
+        return iter(self._file)
+
+
+def _write(out: Path, stem: str, lines: Iterator[bytes], report: Report) -> None:
+    """A file of these lines; none where there are none."""
+    first = next(lines, None)
+    if first is None:
+        return
+    report.kept[stem] = 1
+
+    def counted() -> Iterator[bytes]:
+        yield first
+        for line in lines:
+            report.kept[stem] += 1
+            yield line
+
+    files.write_parts(out / f"{stem}.jsonl", counted())
 
 
 @dataclass
@@ -94,10 +144,10 @@ class _Screen:
     tokenizer: Any
     report: Report
     excluded: set[str]
+    conversations: _Spool
+    """whole conversations of rows that have no prompt of their own, or both"""
     seen: set[str] = field(default_factory=set)
     """keys, see _canonical"""
-    conversations: list[Row] = field(default_factory=list)
-    """whole conversations of rows that have no prompt of their own, or both"""
 
     def keep(self, row: Row, where: str, need: str = "prompt") -> Row | None:
         """The row with just the columns that are used, or None; the reason is counted."""
@@ -140,24 +190,22 @@ class _Screen:
         return ""
 
 
-def _generated(section: DataSection, seed: int, screen: _Screen) -> list[Row]:
+def _generated(section: DataSection, seed: int, screen: _Screen) -> Iterator[Row]:
     wanted = section.count + section.holdout
     if not section.count:
         raise UsageError(f"data.source = {section.source!r} without data.count", "set data.count, e.g. 6000")
     levels = level_args(section)
     if not levels:
-        return _draw(section, section.source_args, derive_seed(seed, "source"), wanted, screen)
-    rows: list[Row] = []
+        yield from _draw(section, section.source_args, derive_seed(seed, "source"), wanted, screen)
     for level, args in enumerate(levels):
         share = wanted // len(levels) + (level < wanted % len(levels))
-        drawn = _draw(section, args, derive_seed(seed, "source", level), share, screen)
-        rows += [{**row, section.metadata_key: row.get(section.metadata_key, {}) | {"level": level}} for row in drawn]
-    return rows
+        for row in _draw(section, args, derive_seed(seed, "source", level), share, screen):
+            yield {**row, section.metadata_key: row.get(section.metadata_key, {}) | {"level": level}}
 
 
-def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, screen: _Screen) -> list[Row]:
+def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, screen: _Screen) -> Iterator[Row]:
     """The first `wanted` usable rows of the generator."""
-    rows: list[Row] = []
+    found = 0
     number, limit = 0, MAX_DRAWS_PER_ROW * wanted
     for number, drawn in enumerate(open_source(section.source, args, seed), 1):
         # a generated row has slime's own column names; the recipe may have renamed them
@@ -168,21 +216,20 @@ def _draw(section: DataSection, args: dict[str, Any], seed: int, wanted: int, sc
         }
         row = screen.keep(named, f"{section.source} row {number}")
         if row is not None:
-            rows.append(row)
-        if len(rows) == wanted or number == limit:
+            found += 1
+            yield row
+        if found == wanted or number == limit:
             break
-    if len(rows) < wanted:
+    if found < wanted:
         among = ", over all levels" if section.curriculum.is_on else ""
         raise DataError(
-            f"{section.source} gave {len(rows)} usable rows in {number} draws, but {wanted} are wanted "
+            f"{section.source} gave {found} usable rows in {number} draws, but {wanted} are wanted "
             f"({section.count} + {section.holdout} held out{among}; arguments: {args}): {_reasons(screen.report)}",
             "lower data.count, or widen the task with data.source_args",
         )
-    return rows
 
 
-def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
-    rows = []
+def _from_file(section: DataSection, screen: _Screen) -> Iterator[Row]:
     for number, (where, row) in enumerate(_readable(section.train, screen.report, section.skip_broken), 1):
         try:
             kept = screen.keep(row, where, need="any")
@@ -194,25 +241,25 @@ def _from_file(section: DataSection, screen: _Screen) -> list[Row]:
         if kept is None:
             continue
         if section.messages_key in kept:
-            screen.conversations.append(kept)
+            screen.conversations.add(kept)
         if section.input_key in kept:
-            rows.append(kept)
-    return rows
+            yield kept
 
 
-def _sft_file(path: str, section: DataSection, screen: _Screen) -> list[Row]:
-    own = _Screen(section, screen.sft, screen.tokenizer, screen.report, screen.excluded)
+def _sft_file(path: str, section: DataSection, screen: _Screen) -> Iterator[Row]:
+    own = _Screen(section, screen.sft, screen.tokenizer, screen.report, screen.excluded, screen.conversations)
     placed = _readable(path, own.report, section.skip_broken)
     kept = (own.keep(row, where, need="messages") for where, row in placed)
-    return [row for row in kept if row is not None]
+    return (row for row in kept if row is not None)
 
 
-def _not_held_out(rows: list[Row], section: DataSection, report: Report, held_out: set[str]) -> list[Row]:
+def _not_held_out(rows: Iterable[Row], section: DataSection, report: Report, held_out: set[str]) -> Iterator[Row]:
     """Conversations whose prompt is not one of the held-out ones."""
-    out = [row for row in rows if _conversation_prompt(row[section.messages_key]) not in held_out]
-    if len(out) < len(rows):
-        report.dropped["overlap with holdout"] += len(rows) - len(out)
-    return out
+    for row in rows:
+        if _conversation_prompt(row[section.messages_key]) in held_out:
+            report.dropped["overlap with holdout"] += 1
+        else:
+            yield row
 
 
 def _readable(path: str, report: Report, skip_broken: bool) -> Iterator[Placed]:
@@ -229,7 +276,11 @@ def _count_broken(report: Report, error: DataError) -> None:
         report.examples.append(error.what)
 
 
-def _split(rows: list[Row], section: DataSection, seed: int, report: Report) -> tuple[list[Row], list[Row]]:
+_Part = Callable[[], Iterator[bytes]]
+"""called, it walks over some lines of a spool"""
+
+
+def _split(rows: _Spool, section: DataSection, seed: int, report: Report) -> tuple[_Part, _Part]:
     """(train, holdout): a seeded choice of rows is held out, both keep the input's order."""
     if section.holdout and len(rows) <= section.holdout:
         raise DataError(
@@ -238,21 +289,20 @@ def _split(rows: list[Row], section: DataSection, seed: int, report: Report) -> 
             "lower data.holdout or bring more data",
         )
     chosen = set(Random(derive_seed(seed, "holdout")).sample(range(len(rows)), section.holdout))
-    holdout = [r for i, r in enumerate(rows) if i in chosen]
-    train = [r for i, r in enumerate(rows) if i not in chosen]
-    if section.count and len(train) < section.count:
-        raise DataError(
-            f"{len(train)} usable rows, but data.count = {section.count}: {_reasons(report)}", "lower data.count"
-        )
-    if section.count and len(train) > section.count:
-        report.dropped["over data.count"] = len(train) - section.count
-        train = train[: section.count]
-    return train, holdout
+    left = len(rows) - len(chosen)
+    if section.count and left < section.count:
+        raise DataError(f"{left} usable rows, but data.count = {section.count}: {_reasons(report)}", "lower data.count")
+    if section.count and left > section.count:
+        report.dropped["over data.count"] = left - section.count
+    most = section.count or None
+    return (
+        lambda: itertools.islice((line for i, line in enumerate(rows) if i not in chosen), most),
+        lambda: (line for i, line in enumerate(rows) if i in chosen),
+    )
 
 
-def _demonstrations(train: list[Row], section: DataSection, seed: int) -> list[Row]:
+def _demonstrations(train: Iterable[Row], section: DataSection, seed: int) -> Iterator[Row]:
     write = load_demonstration(section.demonstrations, section.demonstration_args)
-    out = []
     for number, row in enumerate(train):
         canonical = {"label": row.get(section.label_key), "metadata": row.get(section.metadata_key, {})}
         answer = write(canonical, Random(derive_seed(seed, "demonstration", number)))
@@ -260,8 +310,7 @@ def _demonstrations(train: list[Row], section: DataSection, seed: int) -> list[R
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         extra = {section.tool_key: row[section.tool_key]} if section.tool_key in row else {}
-        out.append({section.messages_key: [*messages, *said], **extra})
-    return out
+        yield {section.messages_key: [*messages, *said], **extra}
 
 
 def _used_columns(item: Item, section: DataSection) -> Row:

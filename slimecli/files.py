@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,17 @@ def existing_parent(path: Path) -> Path:
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file atomically, and so that it outlasts a power cut, unless `durable` is off: for what a new start makes
     anew. Waiting for the disk may take seconds."""
+    write_parts(path, [data], durable=durable)
+
+
+def write_parts(path: Path, parts: Iterable[bytes], *, durable: bool = True) -> None:
+    """write_bytes of what need not be in memory as a whole."""
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as handle:
-                handle.write(data)
+                handle.writelines(parts)
                 handle.flush()
                 if durable:
                     os.fsync(handle.fileno())

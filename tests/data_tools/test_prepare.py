@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 
@@ -235,3 +236,18 @@ def test_conversations_are_checked_when_they_are_prepared(tmp_path, tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(DataError, match=r"a\.jsonl:1: cannot tell from the chat template"):
         prepare(section, sft, tmp_path, seed=0, tokenizer=tokenizer)
+
+
+def test_of_a_file_larger_than_memory_only_a_hash_of_each_prompt_is_held(tmp_path):
+    rows = 1500
+    with (tmp_path / "long.jsonl").open("w") as handle:
+        for i in range(rows):
+            said = [{"role": "user", "content": f"{i} " + "q " * 800}, {"role": "assistant", "content": "a" * 800}]
+            handle.write(json.dumps({"prompt": f"{i} " + "p " * 800, "label": str(i), "messages": said}) + "\n")
+    size = (tmp_path / "long.jsonl").stat().st_size
+    tracemalloc.start()
+    report = prepare(DataSection(train=str(tmp_path / "long.jsonl"), holdout=5), SftSection(), tmp_path, seed=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert report.kept == {"train": rows - 5, "holdout": 5, "sft": rows}
+    assert peak < size / 8, f"{peak} bytes held of {size}"
