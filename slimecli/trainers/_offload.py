@@ -137,7 +137,7 @@ def awake(call: Callable[Concatenate[Trained, P], R]) -> Callable[Concatenate[Tr
     """Refuse a call on a trainer that sleeps, before anything is computed and on every rank alike."""
 
     @functools.wraps(call)
-    def checked(self: Trained, *args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(self: Trained, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._resting.is_away:
             raise SlimeError(
                 f"the trainer sleeps, its memory given up to engines: `{call.__name__}` needs it awake",

@@ -81,12 +81,17 @@ class Place:
 
 
 def problems_of(recipe: Recipe) -> list[str]:
-    """All errors of `[sglang]`: an unknown name with the nearest, a wrong type, what the recipe says elsewhere."""
+    """All errors of `[sglang]`, and of what groups and models say for themselves: an unknown name with the nearest, a
+    wrong type, what the recipe says elsewhere."""
     try:
         known = known_arguments(installation(recipe.engine.python).folder)
     except UsageError as error:
         return [f"{error.what}; {error.fix}"]
-    return _read(recipe.sglang, known)[1]
+    section = recipe.engine
+    tables = {"[sglang]": recipe.sglang}
+    tables |= {f"engine.groups[{i}].sglang": group.sglang for i, group in enumerate(section.groups)}
+    tables |= {f"engine.models[{i}].sglang": model.sglang for i, model in enumerate(section.models)}
+    return [problem for name, table in tables.items() for problem in _read(table, known, name)[1]]
 
 
 def decided(recipe: Recipe, *, on_gpu: bool) -> list[tuple[str, Any, str]]:
@@ -123,11 +128,17 @@ def command_words(recipe: Recipe, model_dir: Path, place: Place, *, on_gpu: bool
     given, errors = _read(recipe.sglang, known)
     if errors:
         raise UsageError("; ".join(errors), "`python -m sglang.launch_server --help` lists what [sglang] takes")
-    values = {name: value for name, value, _ in decided(recipe, on_gpu=on_gpu)} | given
+    values: dict[str, Any] = {name: value for name, value, _ in decided(recipe, on_gpu=on_gpu)} | given
     values["random_seed"] = recipe.seed + place.index
     values |= {"model_path": str(model_dir), "host": place.host, "port": place.port, "nccl_port": place.nccl_port}
     if place.machines > 1:
         values |= {"nnodes": place.machines, "node_rank": place.rank, "dist_init_addr": place.meeting}
+    if lacking := sorted(values.keys() - known.keys()):
+        version = installation(recipe.engine.python).version or "installed"
+        raise UsageError(
+            f"SGLang {version} does not take {', '.join(lacking)}, which slime has to say to its servers",
+            "take another version: python3 bootstrap.py sglang installs the one that slime was tested with",
+        )
     return [word for name, value in values.items() for word in words_of(known[name], value)]
 
 
@@ -143,22 +154,24 @@ def words_of(argument: Argument, value: Any) -> list[str]:
     return [argument.flag, str(value)]
 
 
-def _read(table: Mapping[str, Any], known: Mapping[str, Argument]) -> tuple[dict[str, Any], list[str]]:
+def _read(
+    table: Mapping[str, Any], known: Mapping[str, Argument], where: str = "[sglang]"
+) -> tuple[dict[str, Any], list[str]]:
     given: dict[str, Any] = {}
     errors: list[str] = []
     for said, value in table.items():
         name = _field(said, known)
         if name in OWNED:
-            errors.append(f"[sglang] {said}: that is said by {OWNED[name]}")
+            errors.append(f"{where} {said}: that is said by {OWNED[name]}")
         elif name not in known:
             flags = sorted(k.replace("_", "-") if "-" in said else k for k in known)
-            errors.append(f"[sglang] {said} is no argument of the installed SGLang{nearest(said, flags)}")
+            errors.append(f"{where} {said} is no argument of the installed SGLang{nearest(said, flags)}")
         elif name in given:
-            errors.append(f"[sglang] {said}: {name} is given twice")
+            errors.append(f"{where} {said}: {name} is given twice")
         else:
             given[name] = value
-            problem = _type_problem(said, known[name], value)
-            errors += [problem] if problem else []
+            problem = _type_problem(known[name], value)
+            errors += [f"{where} {said} = {value!r}: {problem}"] if problem else []
     return given, errors
 
 
@@ -170,10 +183,10 @@ def _field(said: str, known: Mapping[str, Argument]) -> str:
     return next((field for field, argument in known.items() if name in argument.aliases), name)
 
 
-def _type_problem(said: str, argument: Argument, value: Any) -> str:
+def _type_problem(argument: Argument, value: Any) -> str:
     """Why a value cannot be that of an argument; types that only SGLang itself understands are left to it."""
     text = annotation_said(argument.kind)
     own_type = any(part in text for part in ("Any", "Config", "Dict", "dict", "LoRA"))
     if argument.one_word or own_type or annotation_fits(argument.kind, value):
         return ""
-    return f"[sglang] {said} = {value!r}: it takes {text}"
+    return f"it takes {text}"

@@ -28,6 +28,8 @@ except importlib.metadata.PackageNotFoundError:
 print(json.dumps([places, version]))
 """
 """runs in the other environment; finds the package without importing it"""
+PROBE_S = 60.0
+"""deadline of that (seconds)"""
 INSTALL = "python3 bootstrap.py sglang makes an environment with it; then --set engine.python=.venv-sglang/bin/python"
 
 
@@ -66,15 +68,24 @@ def installation(python: str = "") -> Installation:
     python = python or sys.executable
     if not Path(python).is_file():
         raise UsageError(f"engine.python = {python!r}: there is no such file", INSTALL)
-    # from the root folder: an unrelated folder named sglang in the current one must not be found
-    done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, cwd="/", timeout=60, check=False)
-    if done.returncode:
-        raise UsageError(f"engine.python = {python!r} does not run: {done.stderr.strip()[-200:]}", INSTALL)
-    places, version = json.loads(done.stdout)
+    places, version = _looked_up(python)
     for place in places:
         if (Path(place) / "srt" / "server_args.py").is_file():
             return Installation(python=python, folder=Path(place), version=version)
     raise UsageError(f"engine.backend = 'sglang': {python} has no SGLang", INSTALL)
+
+
+def _looked_up(python: str) -> tuple[list[str], str]:
+    """(folders of the package, its version) as an interpreter says them."""
+    try:
+        # from the root folder: an unrelated folder named sglang in the current one must not be found
+        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, cwd="/", timeout=PROBE_S)
+        if done.returncode:
+            raise UsageError(f"engine.python = {python!r} does not run: {done.stderr.strip()[-200:]}", INSTALL)
+        places, version = json.loads(done.stdout)
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"engine.python = {python!r} is no Python that answers: {error}", INSTALL) from None
+    return places, version
 
 
 @cache

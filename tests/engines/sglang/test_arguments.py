@@ -78,6 +78,22 @@ def test_wrong_arguments_are_told_by_the_plan(made_up, said, told):
     assert told in str(error.value)
 
 
+def test_arguments_of_one_group_or_model_are_told_by_the_plan(made_up):
+    groups = "engine.groups=[{kind='prefill', sglang={tp_size=2}}, {kind='decode', sglang={tp-sise=2}}]"
+    models = "engine.models=[{name='t', path='/m', sglang={port=1}}]"
+    told = list(check_sglang(recipe(made_up, groups, models, "engine.router=smg"), None))
+    assert len(told) == 2 and told[0].startswith("engine.groups[1].sglang tp-sise is no argument"), told
+    assert "did you mean 'tp-size'?" in told[0] and told[1].startswith("engine.models[0].sglang port: that is said by")
+
+
+def test_a_version_that_lacks_what_slime_has_to_say(made_up):
+    fields_of = made_up.parent / "site/sglang/srt/arg_groups/fields/parallel.py"
+    fields_of.write_text(fields_of.read_text().replace("sleep_on_idle", "sleeps"))
+    with pytest.raises(UsageError, match="does not take sleep_on_idle.*slime has to say"):
+        arguments.command_words(recipe(made_up), made_up, PLACE, on_gpu=False)
+    arguments.command_words(recipe(made_up), made_up, PLACE, on_gpu=True)
+
+
 def test_an_argument_given_twice(made_up):
     (problem,) = check_sglang(recipe(made_up, "sglang.tp_size=2", "sglang.tensor-parallel-size=2"), None)
     assert "tp_size is given twice" in problem
@@ -123,6 +139,15 @@ def test_memory_is_given_up_only_where_gpus_are_shared(made_up):
     assert "--enable-memory-saver" in arguments.command_words(colocated, made_up, PLACE, on_gpu=True)
     assert "--enable-memory-saver" not in arguments.command_words(colocated, made_up, PLACE, on_gpu=False)
     assert "--enable-memory-saver" not in arguments.command_words(recipe(made_up), made_up, PLACE, on_gpu=True)
+
+
+@pytest.mark.parametrize("script", ["#!/bin/true", "#!/bin/echo 1", "no program"])
+def test_a_file_that_is_no_python(tmp_path, script):
+    python = tmp_path / "python"
+    python.write_text(script)
+    python.chmod(0o755)
+    (problem,) = check_sglang(recipe(python), None)
+    assert "is no Python that answers" in problem and "bootstrap.py sglang" in problem
 
 
 def test_an_environment_without_sglang(tmp_path):
