@@ -129,11 +129,11 @@ class ToolLoop:
         run.stats["tool_errors"] += sum(r.failed for r in results)
         names = [call.name for call in parsed.calls] + [""] * len(parsed.errors)
         messages: list[Message] = [
-            {"role": "tool", "name": name, "tool_call_id": f"call_{i}", "content": self._cut(run, result.text)}
+            {"role": "tool", "name": name, "tool_call_id": _id(i), "content": self._cut(run, result.text)}
             for i, (name, result) in enumerate(zip(names, results, strict=True))
         ]
         calls = [
-            {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {"id": _id(i), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for i, call in enumerate(parsed.calls)
         ]
         run.hear(messages, [] if parsed.errors else calls, parsed.text)
@@ -142,7 +142,8 @@ class ToolLoop:
         """The beginning of a long output, and how much is missing."""
         limit = self._section.max_output_tokens
         tokenizer = run.args.tokenizer
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if len(text) > limit else []
+        may_be_long = len(text.encode(errors="replace")) > limit  # a token has a byte at least; one character may be several tokens
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if may_be_long else []
         if len(ids) <= limit:
             return text
         return f"{tokenizer.decode(ids[:limit])}\n[cut: {len(ids) - limit} of {len(ids)} tokens left out]"
@@ -150,6 +151,11 @@ class ToolLoop:
     def close(self) -> None:
         """End the servers of tools. Idempotent."""
         self._toolbox.close()
+
+
+def _id(number: int) -> str:
+    """What a call of a turn is named: nine letters and digits, as Mistral's templates demand."""
+    return f"call{number:05d}"
 
 
 def _name(tool: Any) -> str:

@@ -35,8 +35,17 @@ _OPERATORS: dict[type[ast.operator], Callable[[_Number, _Number], _Number]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+
+
+def _round(value: _Number, *digits: int) -> _Number:
+    """Whole numbers are rounded to tens by a power of ten, whose size is looked at before it is computed."""
+    if digits and abs(digits[0]) > _MAX_LENGTH:
+        raise ValueError(f"round takes at most {_MAX_LENGTH} digits")
+    return round(value, *digits)
+
+
 _FUNCTIONS: dict[str, Callable[..., _Number]] = {
-    "abs": abs, "round": round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
+    "abs": abs, "round": _round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
     "log2": math.log2, "log10": math.log10, "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": math.asin,
     "acos": math.acos, "atan": math.atan, "floor": math.floor, "ceil": math.ceil, "gcd": math.gcd,
 }  # fmt: skip
@@ -133,14 +142,14 @@ def _shown_last(code: str) -> str:
     """The program; an expression as its last statement is printed, as a Python prompt would."""
     try:
         tree = ast.parse(code)
+        if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+            return code
+        last = tree.body[-1]
+        value = ast.unparse(last.value)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return code  # the sandbox tells what is wrong with it
-    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
-        return code
-    last = tree.body[-1]
     lines = code.encode().splitlines(keepends=True)[: last.lineno]  # positions in a syntax tree count bytes
     head = b"".join(lines[:-1]) + lines[-1][: last.col_offset]
-    value = ast.unparse(last.value)
     return f"{head.decode()}(lambda value: None if value is None else print(value))(({value}))"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,9 +122,9 @@ def mistral(text: str) -> Parsed:
         name, args, body = part.partition("[ARGS]")
         try:
             if args:
-                calls.append(_call({"name": name.strip(), "arguments": _first_json(body)}))
+                calls.append(_call({"name": name.strip(), "arguments": _first_json(body.strip())[0]}))
             else:
-                data = _first_json(part)
+                data = _first_json(part.strip())[0]
                 calls += [_call(item) for item in (data if isinstance(data, list) else [data])]
         except ValueError as error:
             errors.append(_told(part, error))
@@ -139,7 +139,7 @@ def llama3(text: str) -> Parsed:
     calls: list[ToolCall] = []
     while body:
         try:
-            data, end = json.JSONDecoder().raw_decode(body)
+            data, end = _first_json(body)
             calls.append(_call(data))
         except ValueError as error:
             return Parsed(text="", calls=tuple(calls), errors=(_told(body, error),))
@@ -167,8 +167,16 @@ def _told(body: str, error: Exception) -> str:
     return f"the tool call {shown[:120]!r}{'...' if len(shown) > 120 else ''} cannot be read: {error}"
 
 
+def _loads(text: str) -> Any:
+    """JSON; what cannot be read is a ValueError, too many brackets included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def _json_call(body: str) -> ToolCall:
-    return _call(json.loads(body))
+    return _call(_loads(body))
 
 
 def _call(data: Any) -> ToolCall:
@@ -177,7 +185,7 @@ def _call(data: Any) -> ToolCall:
         raise ValueError('it is no JSON object with a "name"')
     arguments = data.get("arguments", data.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
+        arguments = _loads(arguments or "{}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
@@ -185,29 +193,58 @@ def _call(data: Any) -> ToolCall:
     return ToolCall(name=data["name"], arguments=arguments)
 
 
-def _first_json(text: str) -> Any:
-    return json.JSONDecoder().raw_decode(text.strip())[0]
+def _first_json(text: str) -> tuple[Any, int]:
+    """The JSON value that a text begins with, and where it ends."""
+    try:
+        return json.JSONDecoder().raw_decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_SPACE = re.compile(r"\s*")
 
 
 def _xml_call(body: str) -> ToolCall:
-    found = _FUNCTION.search(body)
-    if found is None:
+    rest = body.partition("<function=")[2]
+    name, closed, inner = rest.partition(">")
+    if not closed or not _is_name(name):
         raise ValueError("it has no <function=NAME>")
-    arguments = {key: _plain_or_json(value) for key, value in _PARAMETER.findall(found[2])}
-    return ToolCall(name=found[1], arguments=arguments, untyped=True)
+    arguments: dict[str, Any] = {}
+    for part in inner.partition("</function>")[0].split("<parameter=")[1:]:
+        key, closed, value = part.partition(">")
+        if closed and _is_name(key):
+            arguments[key] = _plain_or_json(value.partition("</parameter>")[0])
+    return ToolCall(name=name, arguments=arguments, untyped=True)
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and not any(c.isspace() for c in text)
 
 
 def _glm_call(body: str) -> ToolCall:
     name = body.partition("<arg_key>")[0].strip()
     if not name or any(c in name for c in "<>{}\n"):
         raise ValueError("it does not begin with the name of a tool")
-    arguments = {k.strip(): _plain_or_json(v) for k, v in _GLM_ARGUMENT.findall(body)}
+    arguments = {k.strip(): _plain_or_json(v) for k, v in _glm_arguments(body)}
     return ToolCall(name=name, arguments=arguments, untyped=True)
+
+
+def _glm_arguments(body: str) -> Iterator[tuple[str, str]]:
+    """Keys and values, in one pass: a model that repeats a mark ten thousand times must not hold up the others."""
+    begin = body.find("<arg_key>")
+    while begin >= 0:
+        end = body.find("</arg_key>", begin)
+        if end < 0:
+            return
+        value = _SPACE.match(body, end + len("</arg_key>")).end()  # type: ignore[union-attr]  # it matches anywhere
+        after = end
+        if body.startswith("<arg_value>", value):
+            value += len("<arg_value>")
+            after = body.find("</arg_value>", value)
+            if after < 0:
+                return
+            yield body[begin + len("<arg_key>") : end], body[value:after]
+        begin = body.find("<arg_key>", after)
 
 
 def _deepseek_call(body: str) -> ToolCall:
@@ -217,14 +254,14 @@ def _deepseek_call(body: str) -> ToolCall:
     if name.strip() == "function" and "```" in rest:
         name, _, rest = rest.partition("```json" if "```json" in rest else "```")
         rest = rest.partition("```")[0]
-    return _call({"name": name.strip(), "arguments": json.loads(rest)})
+    return _call({"name": name.strip(), "arguments": _loads(rest)})
 
 
 def _kimi_call(body: str) -> ToolCall:
     name, mark, rest = body.partition("<|tool_call_argument_begin|>")
     if not mark:
         raise ValueError("it has no <|tool_call_argument_begin|>")
-    return _call({"name": name.strip().removeprefix("functions.").partition(":")[0], "arguments": json.loads(rest)})
+    return _call({"name": name.strip().removeprefix("functions.").partition(":")[0], "arguments": _loads(rest)})
 
 
 def _plain_or_json(value: str) -> Any:
@@ -234,7 +271,7 @@ def _plain_or_json(value: str) -> Any:
     """
     text = value.removeprefix("\n").removesuffix("\n")
     try:
-        found = json.loads(text)
+        found = _loads(text)
     except ValueError:
         return text
     return text if isinstance(found, str) else found

@@ -134,7 +134,7 @@ def test_offline_a_conversation_becomes_sft_data(tokenizer):
     assert found["messages"] == [
         *ask,
         {"role": "assistant", "content": call("2 * 21")},
-        {"role": "tool", "name": "calculator", "tool_call_id": "call_0", "content": "42"},
+        {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": "42"},
         {"role": "assistant", "content": "It is 42"},
     ]
     assert found["tools"][0]["function"]["name"] == "calculator"
@@ -206,6 +206,24 @@ def test_long_output_is_cut(tokenizer, tmp_path):
     text = '<tool_call>{"name": "shout", "arguments": {"n": 100}}</tool_call><|im_end|>'
     (sample,), _ = work(tokenizer, text, "x<|im_end|>", tools={"use": [f"{path}:shout"], "max_output_tokens": 10})
     assert f"{'a' * 10}\n[cut: 90 of 100 tokens left out]" in spoken(sample, tokenizer, 0)
+
+
+def test_output_of_few_characters_and_many_tokens_is_cut_too(tokenizer, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text('def smile(n: int):\n    """Smiles."""\n    return "\U0001f600" * n\n')
+    text = '<tool_call>{"name": "smile", "arguments": {"n": 9}}</tool_call><|im_end|>'
+    (sample,), _ = work(tokenizer, text, "x<|im_end|>", tools={"use": [f"{path}:smile"], "max_output_tokens": 10})
+    assert "[cut: 26 of 36 tokens left out]" in spoken(sample, tokenizer, 0)
+
+
+def test_calls_are_named_as_mistrals_templates_demand(tokenizer):
+    strict = "{% for m in messages if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('9!') }}"
+    before, tokenizer.chat_template = tokenizer.chat_template, strict + "{% endfor %}" + TEMPLATE
+    try:
+        (sample,), _ = work(tokenizer, f"{call('2 * 21')}<|im_end|>", "It is 42<|im_end|>")
+    finally:
+        tokenizer.chat_template = before
+    assert sample.metadata["stats"]["turns"] == 2
 
 
 def test_a_broken_prefix_makes_segments_or_fails(tokenizer):

@@ -33,6 +33,7 @@ def call(box, tool, /, **arguments):
         ("max(1, 2.5)", "2.5"),
         ("2 ** 200", str(2**200)),
         ("round(10 / 3, 2)", "3.33"),
+        ("round(2.5) + round(-12345, -2)", "-12298"),
     ],
 )
 def test_calculator(expression, value):
@@ -51,6 +52,7 @@ def test_calculator(expression, value):
         ("2 +", "not an expression"),
         ("(" * 400 + "1" + ")" * 400, "longer than"),
         ("'a' * 9", "only numbers"),
+        ("round(7, -999999999)", "at most 500 digits"),
     ],
 )
 def test_calculator_refuses(expression, reason):
@@ -67,6 +69,12 @@ def test_python_prints_or_shows_its_last_value():
     assert broken.failed
     assert broken.text.startswith("Error: 1\n")
     assert "ZeroDivisionError" in broken.text
+
+
+def test_python_shows_a_program_that_python_cannot_write_down_again_as_it_is():
+    box = Toolbox(ToolsSection(use=["python"]))
+    done = call(box, "python", code="print(3)\n" + "-" * 2000 + "1")
+    assert (done.text, done.failed) == ("3", False)
 
 
 def test_python_is_held_to_time_and_memory():

@@ -1,5 +1,7 @@
 """Tool calls in the formats that chat templates teach."""
 
+import time
+
 import pytest
 
 from slimecli.errors import SlimeError
@@ -82,6 +84,48 @@ def test_what_cannot_be_read_is_told_and_the_rest_kept(form, text, reason):
     assert parsed.calls == ()
     assert len(parsed.errors) == 1
     assert reason in parsed.errors[0]
+
+
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": ' + NESTED),
+        ("llama3", '{"name": ' + NESTED),
+        ("mistral", "[TOOL_CALLS]" + NESTED),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>" + NESTED),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>" + NESTED),
+    ],
+)
+def test_brackets_without_end_are_told(form, text):
+    parsed = load_parser(form)(text)
+    assert parsed.calls == () and "nested too deeply" in parsed.errors[0]
+    as_text = load_parser("glm")(f"<tool_call>f<arg_key>a</arg_key><arg_value>{NESTED}</arg_value></tool_call>")
+    assert as_text.calls[0].arguments == {"a": NESTED}
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "repeated"),
+    [
+        ("glm", "<tool_call>f", "<arg_key>a</arg_key><arg_value>"),
+        ("glm", "<tool_call>f", "<arg_key>"),
+        ("glm", "<tool_call>f", "<arg_key></arg_key>"),
+        ("qwen3_coder", "<tool_call><function=f>", "<parameter="),
+        ("qwen3_coder", "<tool_call>", "<function="),
+    ],
+)
+def test_a_mark_repeated_without_end_is_read_in_no_time(form, begin, repeated):
+    """A model that has lost itself must not hold up the event loop of all others."""
+    start = time.process_time()
+    load_parser(form)(begin + repeated * 10_000)
+    assert time.process_time() - start < 1.0
+
+
+def test_glm_values_may_hold_the_marks_themselves():
+    text = "<tool_call>f<arg_key>a</arg_key> <arg_value>x<arg_key>y</arg_value><arg_key>b</arg_key><arg_value>2"
+    assert load_parser("glm")(text).calls[0].arguments == {"a": "x<arg_key>y"}
 
 
 def test_a_good_call_survives_a_bad_one_and_an_open_end():
