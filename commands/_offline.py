@@ -120,13 +120,22 @@ def _told(failure: str) -> str:
 
 def _identity(recipe: Recipe, model: str, folder: Path, selection: str, shard: str) -> dict[str, Any]:
     """What the written lines depend on, apart from the prompts."""
+    from slimecli import files
+    from slimecli.data_tools.rewards.version import scorer_version
+    from slimecli.rollout.eval_spec import generate_spec
+
     sections = recipe.model_dump(mode="json", include={"seed", "data", "rollout", "reward"})
     for name in ("batch_size", "concurrency", "request_timeout_s", "max_retries", "max_failed_fraction"):
         sections["rollout"].pop(name)
     for name in ("train", "holdout", "count", "source", "source_args", "shuffle"):
         sections["data"].pop(name)
-    weights = {p.name: p.stat().st_size for p in sorted(folder.glob("*.safetensors"))}
-    return {"model": model, "weights": weights, "as": selection, "shard": shard, **sections}
+    weights = {p.name: files.glance(p) for kind in _OF_A_MODEL for p in sorted(folder.glob(kind))}
+    code = {"generate": generate_spec(recipe), "scorer": scorer_version(recipe.reward, set())}
+    return {"model": model, "weights": weights, "as": selection, "shard": shard, **code, **sections}
+
+
+_OF_A_MODEL = ("*.safetensors", "config.json", "tokenizer*.json", "*.jinja")
+"""files of a model's folder that answers depend on"""
 
 
 def _answer(

@@ -139,3 +139,23 @@ def test_a_folder_where_a_file_is_to_be_is_told(tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
         files.write_text(tmp_path, "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_glance_sees_size_ends_and_what_changed_all_over(tmp_path):
+    path = tmp_path / "weights"
+    whole = bytes(range(256)) * (40 << 10)  # 10 MiB, of which 4 are looked at
+    path.write_bytes(whole)
+    seen = {files.glance(path)}
+    for changed in (
+        whole[:-1],
+        whole[:-1] + b"!",
+        b"!" + whole[1:],
+        bytes(b ^ (i % 5000 == 0) for i, b in enumerate(whole)),
+    ):
+        path.write_bytes(changed)
+        seen.add(files.glance(path))
+    assert len(seen) == 5
+    path.write_bytes(whole)
+    assert files.glance(path) in seen
+    path.write_bytes(b"")
+    assert files.glance(path) not in seen

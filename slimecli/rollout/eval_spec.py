@@ -40,11 +40,7 @@ def make_spec(rows: Sequence[Sample], recipe: Recipe, sampling: Mapping[str, Any
         "samples_per_prompt": n,
         "sampling": {k: v for k, v in sampling.items() if k != "sampling_seed"},
         "seed": recipe.eval.seed,
-        "generate": {
-            "function": recipe.rollout.custom_generate,
-            "version": _generate_version(recipe.rollout.custom_generate),
-            "tools": recipe.tools.model_dump(mode="json") if recipe.rollout.custom_generate in GENERATE else {},
-        },
+        "generate": generate_spec(recipe),
         "scorer": {
             **settings,
             "rm_types": sorted(kinds),
@@ -53,8 +49,14 @@ def make_spec(rows: Sequence[Sample], recipe: Recipe, sampling: Mapping[str, Any
     }
 
 
-def _generate_version(name: str) -> str:
-    return hook_version(GENERATE.get(name, name)) if name else ""
+def generate_spec(recipe: Recipe) -> Spec:
+    """The generate function, a hash of its file, and the tools of a built-in one."""
+    name = recipe.rollout.custom_generate
+    return {
+        "function": name,
+        "version": hook_version(GENERATE.get(name, name)) if name else "",
+        "tools": recipe.tools.model_dump(mode="json") if name in GENERATE else {},
+    }
 
 
 def spec_hash(spec: Spec) -> str:

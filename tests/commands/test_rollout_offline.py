@@ -108,6 +108,26 @@ def test_a_begun_file_is_not_mixed_with_another(place):
     assert json.loads(succeed(*more, folder=place).out)["prompts"] == 3, "prompts that came later are added"
 
 
+def test_answers_of_other_weights_or_other_code_are_not_appended(tmp_path):
+    """Weights that were trained further have the same names and sizes."""
+    tiny_model(tmp_path / "model")
+    rows = "".join(json.dumps({"prompt": f"What is {i}?", "label": "x"}) + "\n" for i in range(2))
+    (tmp_path / "prompts.jsonl").write_text(rows)
+    (tmp_path / "own.py").write_text("def score(args, sample, **kwargs):\n    return 1.0\n")
+    call = words("--prompts", "prompts.jsonl", "--out", "o.jsonl", sets=("reward.path=own.py:score",))
+    succeed(*call, folder=tmp_path)
+    begun = (tmp_path / "o.jsonl").read_bytes()
+    for name, told in (("model/model.safetensors", "weights.model.safetensors"), ("own.py", "scorer")):
+        path = tmp_path / name
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        ended = slime(*call, folder=tmp_path)
+        assert ended.code == 2 and f"begun with other values: {told}" in ended.err, ended.err
+        path.write_bytes(kept)
+    succeed(*call, folder=tmp_path)
+    assert (tmp_path / "o.jsonl").read_bytes() == begun
+
+
 def test_sft_of_the_best_answers(place, whole):
     made = succeed(*words("--prompts", "prompts.jsonl", "--as", "sft:best"), folder=place)
     rows = [json.loads(line) for line in made.out.splitlines()]
