@@ -20,6 +20,7 @@ def check_rollout(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     yield from _check_partial(recipe.rollout)
     yield from _check_stream(recipe)
     yield from _check_sources(recipe)
+    yield from _check_evaluation(recipe)
     if recipe.data.is_live:
         yield from _check_live(recipe)
 
@@ -64,6 +65,23 @@ def _check_partial(rollout: RolloutSection) -> Iterator[str]:
             yield f"`rollout.{field}` has no effect without `rollout.partial`"
     if rollout.stale == "mask" and not rollout.partial and not rollout.fully_async:
         yield "`rollout.stale` has no effect without `rollout.partial` or `rollout.fully_async`: nothing grows too old"
+
+
+def _check_evaluation(recipe: Recipe) -> Iterator[str]:
+    """Answers of an evaluation must fit into the embedded engine; SGLang has the model's whole context."""
+    engine, default = recipe.engine, recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens
+    if not recipe.eval.interval or engine.backend != "embedded" or engine.urls:
+        return
+    needed = {"eval.max_response_tokens": recipe.data.max_prompt_tokens + default} if recipe.data.holdout else {}
+    for name, given in recipe.eval.sets.items():
+        prompt = given.max_prompt_tokens or recipe.data.max_prompt_tokens
+        needed[f"eval.sets.{name}"] = prompt + (given.max_response_tokens or default)
+    for field, tokens in needed.items():
+        if tokens > recipe.max_context:
+            yield (
+                f"`{field}`: prompt and answer may have {tokens} tokens, the engine has a context of "
+                f"{recipe.max_context}; set `engine.max_context` = {tokens}"
+            )
 
 
 def _check_stream(recipe: Recipe) -> Iterator[str]:

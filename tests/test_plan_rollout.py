@@ -35,6 +35,8 @@ def problems(*overrides):
         (("rollout.buffer_filter=json:dumps",), "no group ever waits"),
         (("rollout.data_source=json:dumps", "data.stream=true"), "`data.stream` has no effect"),
         (("data.mix={a=0.0, b=1.0}",), "gives 'a' the weight 0"),
+        (("eval.interval=1", "data.holdout=1", "eval.max_response_tokens=2048"), "`engine.max_context` = 3072"),
+        (("eval.interval=1", "eval.sets={a={path='a', max_prompt_tokens=1025}}"), "`eval.sets.a`: prompt and answer"),
     ],
 )
 def test_each_contradiction_is_told(overrides, expected):
@@ -55,6 +57,10 @@ def test_all_are_told_at_once():
         ("rollout.max_staleness=2", "sync.interval=2", "checkpoint.interval=4"),
         ("rollout.max_staleness=1", "rollout.fully_async=true", "rollout.stale=mask"),
         ("steps=0", "sync.interval=9"),
+        ("eval.max_response_tokens=2048", "data.holdout=1"),
+        ("eval.max_response_tokens=2048", "data.holdout=1", "eval.interval=1", "engine.max_context=3072"),
+        ("eval.max_response_tokens=2048", "data.holdout=1", "eval.interval=1", "engine.backend=sglang"),
+        ("eval.max_response_tokens=512", "data.holdout=1", "eval.interval=1"),
     ],
 )
 def test_what_goes_together(overrides):
