@@ -142,7 +142,7 @@ class ToolLoop:
         """The beginning of a long output, and how much is missing."""
         limit = self._section.max_output_tokens
         tokenizer = run.args.tokenizer
-        may_be_long = len(text.encode(errors="replace")) > limit  # a token has a byte at least; one character may be several tokens
+        may_be_long = len(text.encode(errors="replace")) > limit  # one character may be several tokens, a byte is not
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if may_be_long else []
         if len(ids) <= limit:
             return text

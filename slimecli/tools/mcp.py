@@ -11,12 +11,14 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import threading
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import slimecli
@@ -33,6 +35,51 @@ MAX_RESTARTS = 3
 _METHOD_NOT_FOUND = -32601
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Life:
+    """One process of the server, from its start to its end."""
+
+    process: subprocess.Popen[bytes]
+    waiting: dict[int, Future[Any]] = field(default_factory=dict)
+    """number of a request -> who waits for its answer"""
+    outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    """what a thread of its own writes, so that a server which does not read holds up nobody; None: no more"""
+
+    def goes_on(self) -> bool:
+        """Whether the process runs."""
+        return self.process.poll() is None
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Have a message written."""
+        self.outbox.put(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    def pour(self) -> None:
+        """Body of the writing thread."""
+        assert self.process.stdin is not None
+        try:
+            with self.process.stdin as stream:
+                while (data := self.outbox.get()) is not None:
+                    stream.write(data)
+                    stream.flush()
+        except OSError:  # it has ended, or reads no more, which comes to the same
+            self._signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """End the process and everything that it started."""
+        self.outbox.put(None)
+        for sign in (None, signal.SIGTERM, signal.SIGKILL):
+            if sign is not None:
+                self._signal(sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
+                break
+        self._signal(signal.SIGKILL)  # what it left behind
+
+    def _signal(self, sign: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, sign)
+
+
 class McpServer:
     """One server. Safe to use from several threads and event loops.
 
@@ -47,15 +94,17 @@ class McpServer:
         self._command = command
         self._timeout_s = timeout_s
         self._ids = itertools.count(1)
-        self._waiting: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
         self._starts = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._life: _Life | None = None
         self._said: deque[str] = deque(maxlen=20)
         """last lines of its stderr"""
         self._restarts = -1
         atexit.register(self.close)
-        self._ensure()
+        try:
+            self._ensure()
+        except BaseException:
+            self.close()
+            raise
 
     def tools(self) -> list[Tool]:
         """All tools that it offers."""
@@ -84,14 +133,14 @@ class McpServer:
         )
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        if self._process is None or self._process.poll() is not None:
+        if self._life is None or not self._life.goes_on():
             await asyncio.to_thread(self._ensure)
-        number, future = self._send("tools/call", {"name": name, "arguments": arguments})
+        life, number, future = self._send("tools/call", {"name": name, "arguments": arguments})
         try:
             result = await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_s)
         except (TimeoutError, asyncio.CancelledError):
-            self._waiting.pop(number, None)
-            self._write({"method": "notifications/cancelled", "params": {"requestId": number, "reason": "deadline"}})
+            life.waiting.pop(number, None)
+            life.write({"method": "notifications/cancelled", "params": {"requestId": number, "reason": "deadline"}})
             raise
         text = _text(result)
         if result.get("isError"):
@@ -101,7 +150,7 @@ class McpServer:
     def _ensure(self) -> None:
         """Start the server unless it runs."""
         with self._starts:
-            if self._process is not None and self._process.poll() is None:
+            if self._life is not None and self._life.goes_on():
                 return
             if self._restarts >= MAX_RESTARTS:
                 raise self._dead(f"died {self._restarts + 1} times")
@@ -110,7 +159,7 @@ class McpServer:
 
     def _start(self) -> None:
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 shlex.split(self._command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -121,81 +170,69 @@ class McpServer:
             raise SlimeError(
                 f"the MCP server {self._name!r} cannot be started: {error}", f"see tools.mcp.{self._name}"
             ) from error
-        for body in (self._read, self._listen):
-            threading.Thread(target=body, args=(self._process,), daemon=True, name=f"slime-mcp-{self._name}").start()
+        self._life = life = _Life(process=process)
+        for body in (life.pour, lambda: self._read(life), lambda: self._listen(process)):
+            threading.Thread(target=body, daemon=True, name=f"slime-mcp-{self._name}").start()
         hello = {
             "protocolVersion": PROTOCOL,
             "capabilities": {},
             "clientInfo": {"name": "slime", "version": slimecli.__version__},
         }
-        self._ask("initialize", hello, START_S)
-        self._write({"method": "notifications/initialized"})
+        try:
+            self._ask("initialize", hello, START_S)
+        except SlimeError:  # one that runs without having been greeted would be taken for one that works
+            life.end()
+            raise
+        life.write({"method": "notifications/initialized"})
 
     def _ask(self, method: str, params: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """A request and its result, waited for in this thread."""
-        number, future = self._send(method, params)
+        life, number, future = self._send(method, params)
         try:
             result: dict[str, Any] = future.result(timeout_s)
         except TimeoutError:
-            self._waiting.pop(number, None)
+            life.waiting.pop(number, None)
             raise self._dead(f"did not answer {method} within {timeout_s:g} s") from None
         return result
 
-    def _send(self, method: str, params: dict[str, Any]) -> tuple[int, Future[Any]]:
-        number, future = next(self._ids), Future[Any]()
-        self._waiting[number] = future
-        if not self._write({"id": number, "method": method, "params": params}):
-            self._waiting.pop(number, None)
+    def _send(self, method: str, params: dict[str, Any]) -> tuple[_Life, int, Future[Any]]:
+        """(whom, number, answer to come) of a request."""
+        number, future, life = next(self._ids), Future[Any](), self._life
+        if life is None:
             raise self._dead("has ended")
-        return number, future
+        life.waiting[number] = future
+        life.write({"id": number, "method": method, "params": params})
+        # what has ended before this tells no one any more; what ends later does
+        if not life.goes_on() and life.waiting.pop(number, None) is not None:
+            raise self._dead("has ended")
+        return life, number, future
 
-    def _write(self, message: dict[str, Any]) -> bool:
-        """False where nobody reads any more."""
-        data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
-        process = self._process
-        if process is None or process.stdin is None:
-            return False
-        try:
-            with self._lock:
-                process.stdin.write(data)
-                process.stdin.flush()
-        except (OSError, ValueError):  # ValueError: closed by us
-            return False
-        return True
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, life: _Life) -> None:
         """Body of the reading thread: hands every answer to who waits for it, until the server ends."""
-        assert process.stdout is not None
-        with process.stdout as stream:
+        assert life.process.stdout is not None
+        with life.process.stdout as stream:
             for line in stream:
-                self._hear(line)
-        process.wait()
-        for number in list(self._waiting):
-            waiting = self._waiting.pop(number, None)
-            if waiting is not None and not waiting.cancelled():
-                waiting.set_exception(self._dead(f"ended with exit code {process.returncode}"))
+                self._hear(life, line)
+        life.process.wait()
+        life.outbox.put(None)
+        for number in list(life.waiting):
+            waiting = life.waiting.pop(number, None)
+            if waiting is not None and waiting.set_running_or_notify_cancel():
+                waiting.set_exception(self._dead(f"ended with exit code {life.process.returncode}"))
 
-    def _hear(self, line: bytes) -> None:
+    def _hear(self, life: _Life, line: bytes) -> None:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):  # a server that prints among its messages
             self._said.append(line.decode(errors="replace").rstrip())
-        elif "method" in message:
-            self._answer(message)
-        elif future := self._waiting.pop(message.get("id", 0), None):
-            _settle(future, message)
-
-    def _answer(self, message: dict[str, Any]) -> None:
-        """What the server asks of us: a ping is answered, everything else is not offered."""
-        if "id" not in message:
             return
-        if message["method"] == "ping":
-            self._write({"id": message["id"], "result": {}})
-        else:
-            error = {"code": _METHOD_NOT_FOUND, "message": f"{message['method']} is not offered"}
-            self._write({"id": message["id"], "error": error})
+        number = message.get("id")
+        if "method" in message:
+            _answer(life, message)
+        elif isinstance(number, int) and (future := life.waiting.pop(number, None)):
+            _settle(future, message)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         """Body of the thread that reads stderr, so that the server never blocks on it."""
@@ -214,22 +251,21 @@ class McpServer:
     def close(self) -> None:
         """End the server and everything that it started. Idempotent."""
         atexit.unregister(self.close)
-        process, self._process = self._process, None
+        life, self._life = self._life, None
         self._restarts = MAX_RESTARTS
-        if process is None:
-            return
-        if process.stdin is not None:
-            with contextlib.suppress(OSError), self._lock:
-                process.stdin.close()
-        for sign in (None, signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if sign is not None:
-                    os.killpg(process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-                break
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what it left behind
-            os.killpg(process.pid, signal.SIGKILL)
+        if life is not None:
+            life.end()
+
+
+def _answer(life: _Life, message: dict[str, Any]) -> None:
+    """What the server asks of us: a ping is answered, everything else is not offered."""
+    if "id" not in message:
+        return
+    if message["method"] == "ping":
+        life.write({"id": message["id"], "result": {}})
+    else:
+        error = {"code": _METHOD_NOT_FOUND, "message": f"{message['method']} is not offered"}
+        life.write({"id": message["id"], "error": error})
 
 
 def _settle(future: Future[Any], message: dict[str, Any]) -> None:
@@ -239,8 +275,10 @@ def _settle(future: Future[Any], message: dict[str, Any]) -> None:
         error = message["error"]
         said = error.get("message", error) if isinstance(error, dict) else error
         future.set_exception(ToolError(str(said)))
+    elif isinstance(result := message.get("result") or {}, dict):
+        future.set_result(result)
     else:
-        future.set_result(message.get("result") or {})
+        future.set_exception(ToolError(f"the server's answer is no object: {json.dumps(result)[:200]}"))
 
 
 def _text(result: dict[str, Any]) -> str:

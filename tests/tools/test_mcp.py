@@ -3,13 +3,18 @@
 import asyncio
 import os
 import shlex
+import subprocess
 import sys
+import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from slimecli.errors import SlimeError
 from slimecli.recipe_tools import ToolsSection
+from slimecli.tools import mcp
+from slimecli.tools.base import ToolError
 from slimecli.tools.mcp import McpServer
 from slimecli.tools.parsers import ToolCall
 from slimecli.tools.toolbox import Toolbox
@@ -73,7 +78,7 @@ def test_a_restarted_server_works(box):
 
 def test_the_process_is_gone_after_close():
     server = McpServer("test", COMMAND, timeout_s=1.0)
-    pid = server._process.pid
+    pid = server._life.process.pid
     server.close()
     server.close()
     with pytest.raises(ProcessLookupError):
@@ -90,3 +95,88 @@ def test_a_command_that_does_not_start_or_speak():
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(SlimeError, match="two tools are named 'add'"):
         Toolbox(ToolsSection(mcp={"a": COMMAND, "b": COMMAND}))
+
+
+DEAF = """
+import json, sys, time
+for _ in range(3):
+    number = json.loads(sys.stdin.readline()).get("id")
+    tool = {"name": "note", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
+    if number:
+        print(json.dumps({"jsonrpc": "2.0", "id": number, "result": {"tools": [tool]}}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_server_that_reads_no_more_holds_up_nobody():
+    box = Toolbox(ToolsSection(mcp={"deaf": shlex.join([sys.executable, "-c", DEAF])}, timeout_s=0.5))
+
+    async def work():
+        ticks = asyncio.ensure_future(tick())
+        late = await box.call(ToolCall(name="note", arguments={"text": "x" * 1_000_000}))
+        ticks.cancel()
+        return late, most[0]
+
+    async def tick():
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.05)
+            most[0] = max(most[0], time.monotonic() - before)
+
+    most = [0.0]
+    late, longest = asyncio.run(work())
+    box.close()
+    assert late.text == "Error: no result within 0.5 s" and longest < 0.5
+
+
+LEAVES_A_CHILD = """
+import json, os, subprocess, sys, time
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "tools/call":
+        if message["params"]["arguments"]:
+            subprocess.Popen(["sleep", "1"])
+            os._exit(0)
+        time.sleep(2)
+    if "id" in message:
+        tool = {"name": "go", "inputSchema": {"type": "object"}}
+        result = {"tools": [tool], "content": [{"type": "text", "text": "done"}]}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def test_a_dead_servers_late_end_does_not_fail_the_calls_of_the_next():
+    """A child that keeps the dead server's output open makes its end known only when the next one works already."""
+    box = Toolbox(ToolsSection(mcp={"x": shlex.join([sys.executable, "-c", LEAVES_A_CHILD])}, timeout_s=10))
+
+    async def work():
+        first = asyncio.ensure_future(box.call(ToolCall(name="go", arguments={"end": 1})))
+        await asyncio.sleep(0.3)
+        second = await box.call(ToolCall(name="go"))
+        with pytest.raises(SlimeError, match="ended with exit code 0"):
+            await first
+        return second
+
+    second = asyncio.run(work())
+    box.close()
+    assert (second.text, second.failed) == ("done", False)
+
+
+def test_a_server_that_never_answers_is_ended(monkeypatch):
+    monkeypatch.setattr("slimecli.tools.mcp.START_S", 0.3)
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
+    with pytest.raises(SlimeError, match="did not answer initialize within 0.3 s"):
+        McpServer("mute", "sleep 60", timeout_s=1.0)
+    assert started[0].poll() is not None
+
+
+def test_an_answer_that_is_no_object_is_told(box):
+    future = Future()
+    mcp._settle(future, {"id": 1, "result": [1]})
+    with pytest.raises(ToolError, match="no object"):
+        future.result(0)
+    life = box._servers[0]._life
+    box._servers[0]._hear(life, b'{"id": [1], "result": {}}')
+    assert call(box, "add", a=1, b=1).text == "2"
