@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from slimecli.data_tools.rewards.arithmetic import same_value
-from slimecli.data_tools.rewards.extract import EXTRACTORS, extract, extract_boxed
+from slimecli.data_tools.rewards.extract import extract, extract_boxed
 from slimecli.data_tools.rewards.mathd import mathd_equal, several, sympy_equal
 from slimecli.errors import DataError
 
@@ -32,7 +32,7 @@ def score(response: str, label: str | None, metadata: dict[str, Any]) -> float:
     if label is None or not label.strip():
         raise DataError("reward math needs a label and the row has none", "check data.label_key")
     wanted = extract_boxed(label) or label
-    answer = extract(response, metadata) if metadata.get("extract") in EXTRACTORS else extract_boxed(response)
+    answer = extract(response, metadata) if metadata.get("extract") else extract_boxed(response)
     return float(bool(answer) and equal(answer or "", wanted))
 
 

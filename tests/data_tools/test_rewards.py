@@ -1,12 +1,14 @@
 import asyncio
 import multiprocessing
 import os
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from slimecli.data_tools.rewards import REWARDS, RewardTimeout, load_reward
+from slimecli.data_tools.rewards import REWARDS, RewardTimeout, load_reward, solver
 from slimecli.data_tools.rewards.extract import extract_boxed, last_number
 from slimecli.data_tools.rewards.mathematics import equal
 from slimecli.data_tools.rewards.threads import idle_threads
@@ -81,9 +83,10 @@ def test_boxed_needs_its_closing_brace():
     ],
 )
 def test_math_equality(a, b, same):
+    solver.equal("1", "1")  # started: its import takes seconds where a machine is busy
     start = time.perf_counter()
     assert equal(a, b) is same
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < solver.SECONDS
 
 
 @pytest.mark.parametrize("task", ["basic_arithmetic", "spell_backward", "number_sorting", "gcd", "simple_equations"])
@@ -122,8 +125,9 @@ def test_rows_a_scorer_cannot_use():
         score("1", None, "exact")
     with pytest.raises(DataError, match="not a regular expression"):
         score("1", "(", "regex")
-    with pytest.raises(DataError, match=r"metadata\.extract = 'last_nmber'"):
-        score("1", "1", "exact", {"extract": "last_nmber"})
+    for kind in ("exact", "math"):
+        with pytest.raises(DataError, match=r"metadata\.extract = 'last_nmber'"):
+            score("1", "1", kind, {"extract": "last_nmber"})
     with pytest.raises(UsageError, match="did you mean 'exact'"):
         load_reward(RewardSection(type="exakt"))
 
@@ -237,6 +241,11 @@ def test_registry_points_at_functions():
     for name in REWARDS:
         section = {"rm_url": server["url"], "judge": server, "mix": {"math": 1.0}, "group": name == "tournament"}
         assert callable(load_reward(RewardSection.model_validate(section | {"type": name})))
+
+
+def test_the_docs_list_every_scorer():
+    text = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]*\|$", text, re.MULTILINE)) == sorted(REWARDS)
 
 
 def test_each_keeps_failures_apart():
