@@ -1,5 +1,6 @@
 """Every ```console block of README runs, in order, in one folder; the quickstart is made small for it."""
 
+import dataclasses
 import json
 import os
 import re
@@ -7,12 +8,18 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from slimecli import plan
 from slimecli.cli import COMMANDS, build_app
-from slimecli.flags import expanded
+from slimecli.flags import expanded, megatron_overrides
+from slimecli.plan_gpus import GPU_MEMORY
+from slimecli.plan_machine import this_machine
+from slimecli.recipe import Recipe, load_recipe, shipped_recipes
+from tests.engines.sglang import made
 from tests.tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,13 +124,57 @@ def test_every_line_of_a_shell_block_parses():
         line
         for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
         for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
         if line.startswith("slime ")
     ]
     assert len(lines) > 5
     for line in lines:
         words = expanded(shlex.split(line.partition(" > ")[0].partition(" < ")[0], comments=True))
         group.commands[words[1]].make_context(words[1], words[2:])
+
+
+def eight_gpus() -> tuple[str, list[str]]:
+    """(lines for a recipe, words of the command) of the section about eight GPUs."""
+    section = TEXT.partition("## Eight GPUs")[2].partition("\n## ")[0]
+    (lines,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    (command,) = re.findall(r"^slime plan .*?(?=```)", section, re.DOTALL | re.MULTILINE)
+    return lines, expanded(shlex.split(command.replace("\\\n", " ")))
+
+
+def test_the_lines_for_eight_gpus_say_what_the_command_does(tmp_path):
+    lines, words = eight_gpus()
+    split = words.index("--")
+    sets = [words[i + 1] for i, word in enumerate(words[:split]) if word == "--set"]
+    command = load_recipe("gsm8k", (*sets, *megatron_overrides(words[split + 1 :])), words[words.index("--model") + 1])
+    recipe = tomllib.loads(shipped_recipes()["gsm8k"].read_text())
+    for name, table in tomllib.loads(lines).items():
+        recipe[name] = recipe.get(name, {}) | table
+    written = Recipe.model_validate(recipe)
+    spelt = {"sglang": {"mem_fraction_static": 0.7}}
+    assert written == command.model_copy(update=spelt)
+    assert command.sglang == {"mem-fraction-static": 0.7}
+
+
+def test_eight_gpus_are_enough_for_it(monkeypatch, tmp_path):
+    """The machine is made up; the numbers are what the README says."""
+    _, words = eight_gpus()
+    split = words.index("--")
+    sets = [words[i + 1] for i, word in enumerate(words[:split]) if word == "--set"]
+    python = made.installation(tmp_path, sys.executable)
+    sets = [f"engine.python='{python}'" if x.startswith("engine.python") else x for x in sets]
+    machine = dataclasses.replace(
+        this_machine(tmp_path), gpus=8, gpu_memory_bytes=80 * 10**9, disk_free_bytes=10**13, shared_memory_bytes=10**11
+    )
+    monkeypatch.setattr(plan, "this_machine", lambda folder: machine)
+    found = plan.make_plan(load_recipe("gsm8k", (*sets, *megatron_overrides(words[split + 1 :])), "qwen3-8b"))
+    assert [x for x in found.warnings if "deterministic" not in x] == []
+    held = max(int(v.value) for v in found.values if v.group == GPU_MEMORY)
+    assert f"({held / 1e9:.0f} GB at most)" in TEXT
+    assert f"({int(found.value('disk', 'total')) / 1e9:.0f} GB:" in TEXT
+    apart = ("trainer.processes=4", "engine.replicas=4", "rollout.max_staleness=1", "cluster.placement=disaggregated")
+    assert all(f"`{x}`" in TEXT for x in apart)
+    parts = plan.make_plan(load_recipe("gsm8k", (*sets, *megatron_overrides(words[split + 1 :]), *apart), "qwen3-8b"))
+    assert parts.value("placement", "GPUs") == 8
 
 
 def test_the_two_commands_are_the_ones_of_ci():
