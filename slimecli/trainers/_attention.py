@@ -134,7 +134,7 @@ def packed_attention(
     window = options.get("sliding_window")
     window = window if window is not None and window < layout.longest else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _has_flash()
+    flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and has_flash()
     attend = _flash if flash else _tables
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend(q, k, v, layout, scale, window)[None], None
@@ -175,7 +175,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: flo
 
 
 @functools.cache
-def _has_flash() -> bool:
+def has_flash() -> bool:
     """True if this torch has the variable-length kernel in the form used here."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return False

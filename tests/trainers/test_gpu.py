@@ -26,7 +26,7 @@ def test_flash_equals_tables(window, monkeypatch):
     q, k, v = (torch.randn(1, h, count, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (4, 2, 2))
     found = []
     for flash in (True, False):
-        monkeypatch.setattr(_attention, "_has_flash", lambda flash=flash: flash)
+        monkeypatch.setattr(_attention, "has_flash", lambda flash=flash: flash)
         out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, layout=Layout(packing), sliding_window=window)
         found.append([out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
     for a, b in zip(*found, strict=True):

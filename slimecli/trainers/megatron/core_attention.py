@@ -1,8 +1,9 @@
 """Causal attention on torch's own kernels: packed samples, grouped queries, latent attention, context parallelism.
 
 It takes the place of Transformer Engine's attention where that is not installed. On a GPU packed samples go through
-torch's variable-length flash attention; elsewhere each sample is attended to by itself. With context parallelism keys
-and values are gathered over the ranks, and a rank's queries, two chunks of every sample, see what precedes them.
+torch's variable-length flash attention, if this torch has it; elsewhere each sample is attended to by itself. With
+context parallelism keys and values are gathered over the ranks, and a rank's queries, two chunks of every sample, see
+what precedes them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from slimecli.trainers._attention import has_flash
 
 
 class CoreAttention(torch.nn.Module):
@@ -39,7 +42,7 @@ class CoreAttention(torch.nn.Module):
         bounds: Tensor = packed_seq_params.cu_seqlens_q
         if self.config.context_parallel_size > 1:
             out = self._split(query, key, value, bounds.tolist())
-        elif query.is_cuda and query.dtype != torch.float32 and query.shape[-1] == value.shape[-1]:
+        elif _flashes(query, value):
             out = self._flash(query, key, value, packed_seq_params)
         else:
             out = torch.cat([self._attend(query[a:b], key[a:b], value[a:b]) for a, b in _pairs(bounds.tolist())])
@@ -102,6 +105,10 @@ class CoreAttention(torch.nn.Module):
             mask = mine[:, None] >= torch.arange(b - a, device=key.device)[None]
             out.append(self._attend(query[here], keys[a:b], values[a:b], mask))
         return torch.cat(out)
+
+
+def _flashes(query: Tensor, value: Tensor) -> bool:
+    return query.is_cuda and query.dtype != torch.float32 and query.shape[-1] == value.shape[-1] and has_flash()
 
 
 def _pairs(bounds: list[int]) -> list[tuple[int, int]]:
