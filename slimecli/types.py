@@ -113,8 +113,12 @@ class Sample:
             return float(self.reward[name])
         return float(self.reward)
 
-    def check(self) -> None:
-        """Raise DataError unless the lengths agree and a finished sample is complete."""
+    def check(self, *, scored: bool = True) -> None:
+        """Raise DataError unless the lengths agree and a finished sample is complete.
+
+        Args:
+            scored: a finished sample needs a reward.
+        """
         problems = []
         if not 0 <= self.response_length <= len(self.tokens):
             problems.append(f"response_length {self.response_length} outside 0..{len(self.tokens)}")
@@ -124,7 +128,7 @@ class Sample:
                 problems.append(f"{name} has {len(value)} entries for {self.response_length} response tokens")
         if self.rollout_log_probs and any(x != x or x > 1e-4 for x in self.rollout_log_probs):
             problems.append("rollout_log_probs holds NaN or a positive value")
-        if self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED) and self.reward is None:
+        if scored and self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED) and self.reward is None:
             problems.append("finished without a reward")
         if problems:
             raise DataError(f"sample {self.index}: " + "; ".join(problems), "mend the generate or reward function")

@@ -10,7 +10,7 @@ from typing import Any
 
 from slimecli.engines.seats import EnginesLostError
 from slimecli.engines.streaming import going_on, stream_of
-from slimecli.errors import SlimeError
+from slimecli.errors import DataError, SlimeError
 from slimecli.protocols import RolloutEngine
 from slimecli.rollout.executions import rewarded, share_rewards
 from slimecli.rollout.teacher import Teacher
@@ -147,17 +147,32 @@ class Generator:
         assert self.custom is not None
         try:
             work = self.custom(self.args, sample, dict(sample.sampling), **self._told(self.custom))
-            result = await asyncio.wait_for(work, self.timeout_s)
+            results = self._returned(await asyncio.wait_for(work, self.timeout_s))
         except EnginesLostError:
             raise
         except Exception as error:  # a user's hook may raise anything; it is recorded with its type and counted
             self._mark_failed(sample, "custom generate", error)
             return [sample]
-        results = result if isinstance(result, list) else [result]
         for item in results:
             if item.rollout_id is None:
                 item.rollout_id = sample.index
         return results
+
+    def _returned(self, result: Any) -> list[Sample]:
+        """The samples that a generate function returned; raises DataError where they cannot be used."""
+        found = result if isinstance(result, list) else [result]
+        if not found:
+            raise DataError("it returned no sample", "return the sample, or a list of samples")
+        for item in found:
+            if not isinstance(item, Sample):
+                raise DataError(f"it returned a {type(item).__name__}", "return the sample, or a list of samples")
+            if item.status is SampleStatus.PENDING and not self.partial:
+                raise DataError(
+                    "it left the sample pending", "say how it ended: sample.status = SampleStatus.COMPLETED"
+                )
+            if item.status is not SampleStatus.FAILED:
+                item.check(scored=False)
+        return found
 
     async def _score(self, group: Group) -> None:
         todo = [s for s in group if s.reward is None and s.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)]

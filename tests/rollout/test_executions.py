@@ -111,6 +111,29 @@ def test_segments_share_a_failed_reward():
     assert done[0].metadata["failure"] == "reward: no score"
 
 
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "it returned a NoneType"),
+        ([{"text": "x"}], "it returned a dict"),
+        ([], "it returned no sample"),
+        (Sample(index=0), "it left the sample pending"),
+        (
+            Sample(index=0, tokens=[1, 2], response_length=1, loss_mask=[1, 1], status=SampleStatus.COMPLETED),
+            "loss_mask",
+        ),
+    ],
+)
+def test_a_generate_function_that_returns_what_cannot_be_used_fails_its_sample_alone(returned, reason):
+    async def generate(args, sample, sampling_params):
+        return returned if sample.index == 0 else part(0, sample.index, 1, reward=1.0)
+
+    first, second = run(generate, None)
+    assert first.status is SampleStatus.FAILED and first.reward is None
+    assert first.metadata["failure"].startswith("custom generate: ") and reason in first.metadata["failure"]
+    assert (second.status, second.reward) == (SampleStatus.COMPLETED, 1.0)
+
+
 def test_agents_are_each_scored_and_own_rewards_kept():
     async def reward(args, sample, **kwargs):
         return float(sample.response_length)
