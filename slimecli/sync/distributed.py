@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PATIENCE = datetime.timedelta(seconds=300)
 """how long an offer stands"""
+POLL_S = 0.05
+"""between two looks whether the trainer has its checksums (seconds)"""
 RECEIVED_KEYS = ("names", "dtypes", "shapes", "group_name")
 """what update_weights_from_distributed takes"""
 
@@ -98,27 +101,42 @@ def _serve(store: Any, door: socket.socket, tensors: dict[str, torch.Tensor], de
 def _tell_checksums(store: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Compute what SGLang servers must say of these weights, if the driver asks: only here can they be read."""
     store.wait(["prove"], PATIENCE)
-    asked = json.loads(store.get("prove"))
-    if asked is None:
+    arrangements = json.loads(store.get("prove"))
+    if not arrangements:
         return
     from slimecli.engines.sglang.proof import Checksums
 
-    sums = Checksums(**asked)
+    sums = [Checksums(**one) for one in arrangements]
     for name, tensor in tensors.items():
-        sums.update(name, tensor)
-    store.set("checksums", json.dumps(sums.ranks))
+        for one in sums:
+            one.update(name, tensor)
+    store.set("checksums", json.dumps([one.ranks for one in sums]))
 
 
 async def push(
     engines: Sequence[RolloutEngine], staged: StagedWeights, timeout_s: float
 ) -> list[WeightReceipt | BaseException]:
-    """Join, receive, leave; one receipt or exception per engine."""
+    """Join, receive, leave; one receipt or exception per engine.
+
+    Raises SlimeError where the trainer's process is gone.
+    """
     described = dict(staged.update.group or {})
     loop = asyncio.get_running_loop()
     try:
         store = await loop.run_in_executor(None, partial(_control, described))
-    except RuntimeError as error:
-        raise SlimeError(f"the trainer's offer at {described.get('master_address')} is gone: {error}", _FIX) from None
+        return await _push(engines, staged, store, timeout_s)
+    except torch.distributed.DistError as error:  # of the store: it is in the trainer
+        where = described.get("master_address")
+        raise SlimeError(
+            f"the trainer's offer at {where} is gone: {error}",
+            "see the trainer's log; continue with `slime run --resume`",
+        ) from None
+
+
+async def _push(
+    engines: Sequence[RolloutEngine], staged: StagedWeights, store: Any, timeout_s: float
+) -> list[WeightReceipt | BaseException]:
+    described = dict(staged.update.group or {})
     ranks = await asyncio.gather(*(asyncio.wait_for(_ranks(e), timeout_s) for e in engines), return_exceptions=True)
     counts = [r for r in ranks if isinstance(r, int)]
     if len(counts) < len(engines):
@@ -135,37 +153,56 @@ async def push(
     update = replace(staged.update, group={k: described[k] for k in RECEIVED_KEYS})
     updates = [asyncio.wait_for(engine.update_weights(update), timeout_s) for engine in engines]
     answers: list[WeightReceipt | BaseException] = list(await asyncio.gather(*updates, return_exceptions=True))
-    answers = await _compared(engines, answers, staged, store)
+    answers = await _compared(engines, answers, staged, store, timeout_s)
     store.set("left", "")
     await _leave(engines, described["group_name"])
     return answers
 
 
 async def _compared(
-    engines: Sequence[RolloutEngine], answers: list[WeightReceipt | BaseException], staged: StagedWeights, store: Any
+    engines: Sequence[RolloutEngine],
+    answers: list[WeightReceipt | BaseException],
+    staged: StagedWeights,
+    store: Any,
+    timeout_s: float,
 ) -> list[WeightReceipt | BaseException]:
     """The receipts, those of SGLang servers, which have no fingerprint, compared with the trainer's checksums."""
-    from slimecli.engines.sglang.proof import ask, check
+    from slimecli.engines.sglang.proof import Held, ask, check
 
-    loop = asyncio.get_running_loop()
-    out, sums = list(answers), None
-    try:
-        for i, answer in enumerate(answers):
-            if not isinstance(answer, WeightReceipt) or answer.fingerprint:
-                continue
-            held = await ask(engines[i])  # type: ignore[arg-type]  # only a client of a server leaves it empty
-            if sums is None:
-                store.set("prove", json.dumps(held.arrangement))
-                sums = json.loads(await loop.run_in_executor(None, store.get, "checksums"))
-            try:
-                check(engines[i].url, held, sums)  # type: ignore[attr-defined]
-                out[i] = replace(answer, version=int(held.version), fingerprint=staged.fingerprint)
-            except SlimeError as error:
-                out[i] = error
-    finally:
-        if sums is None:
-            store.set("prove", "null")
+    out = list(answers)
+    mute = [i for i, answer in enumerate(answers) if isinstance(answer, WeightReceipt) and not answer.fingerprint]
+    asked = [asyncio.wait_for(ask(engines[i]), timeout_s) for i in mute]  # type: ignore[arg-type]  # clients of servers
+    told = dict(zip(mute, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+    # servers may be spread over different numbers of ranks, each of which holds its share
+    arrangements = [json.dumps(held.arrangement) for held in told.values() if isinstance(held, Held)]
+    wanted = list(dict.fromkeys(arrangements))
+    store.set("prove", f"[{', '.join(wanted)}]")
+    sums = await _checksums(store, timeout_s) if wanted else []
+    for i, held in told.items():
+        if not isinstance(held, Held):
+            out[i] = held
+            continue
+        try:
+            check(engines[i].url, held, sums[wanted.index(json.dumps(held.arrangement))])  # type: ignore[attr-defined]
+            version = int(held.version) if held.version.isdigit() else -1
+            out[i] = replace(answers[i], version=version, fingerprint=staged.fingerprint)  # type: ignore[type-var]
+        except SlimeError as error:
+            out[i] = error
     return out
+
+
+async def _checksums(store: Any, timeout_s: float) -> list[Any]:
+    """What the trainer computes, which takes seconds for every few GB."""
+    end = time.monotonic() + timeout_s
+    while not store.check(["checksums"]):
+        if store.check(["trouble"]):
+            told = store.get("trouble").decode()
+            raise SlimeError(f"the trainer could not compute checksums of its weights: {told}", _FIX)
+        if time.monotonic() > end:
+            raise SlimeError(f"the trainer has no checksums of its weights after {timeout_s:g} s", _LATE)
+        await asyncio.sleep(POLL_S)
+    found: list[Any] = json.loads(store.get("checksums"))
+    return found
 
 
 def _refused(answers: Sequence[Any]) -> list[WeightReceipt | BaseException]:
@@ -216,4 +253,5 @@ def _own_address() -> str:
             return "127.0.0.1"
 
 
+_LATE = "raise sync.timeout_s, or --set sync.kind=disk"
 _FIX = "see the engine's log; --set sync.kind=disk needs no process group"
