@@ -148,3 +148,15 @@ def test_adam_with_weight_decay_and_schedule(model_of, alone):
     options = ("algo.kl_coef=0.1", "trainer.weight_decay=0.1", "trainer.lr_schedule=linear", "trainer.warmup_steps=1")
     layout = megatron(TP2, PP2, SP, processes=4)
     check(observe(folder, (*options, *layout)), alone(folder, options), folder, {**LIMITS, "update": 1e-4})
+
+
+@pytest.mark.parametrize(
+    "layout", [megatron(CP2, processes=2), (*megatron(CP2, processes=4), SMALL)], ids=["CP2", "CP2 DP2"]
+)
+def test_losses_of_whole_answers_see_them_whole_on_every_rank(model_of, alone, layout):
+    """A ratio, a correction and a masking by answer, of which each context-parallel rank computes a part."""
+    whole = ("algo.name=gspo", "algo.opsm_delta=1", "algo.correction.level=geometric", *LIKE_SGD, "trainer.lr=3e5")
+    folder = model_of("qwen3", 4)
+    expected = alone(folder, whole)
+    assert 0 < expected["stats"][0]["metrics"]["opsm_masked"] < 1
+    check(observe(folder, (*whole, *layout)), expected, folder)
