@@ -66,6 +66,7 @@ def hf_tensors(
         spec: of what the chunks have; without prediction layers if they have none.
     """
     shards = local_shards(chunks)
+    device = shards[0].data.device  # also where this rank gives nothing: collectives are on the device of the model
     owned: dict[str, list[Any]] = defaultdict(list)
     for shard in shards:
         if all(i == 0 for i in _replica(shard)):
@@ -79,11 +80,11 @@ def hf_tensors(
     for rule in rules:
         nbytes = math.prod(rule.chunk) * dtype.itemsize
         if bucket and size + nbytes > BUCKET_BYTES:
-            yield from _gather(bucket, owned, dtype)
+            yield from _gather(bucket, owned, dtype, device)
             bucket, size = [], 0
         bucket.append(rule)
         size += nbytes
-    yield from _gather(bucket, owned, dtype)
+    yield from _gather(bucket, owned, dtype, device)
 
 
 def carried(folder: HfFolder, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
@@ -196,9 +197,10 @@ def _check_given(bucket: list[Rule], given: Tensor) -> None:
             )
 
 
-def _gather(bucket: list[Rule], owned: dict[str, list[Any]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _gather(
+    bucket: list[Rule], owned: dict[str, list[Any]], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """The whole tensors of some rules. Bits are added up as integers, with zero where a rank has nothing: exact."""
-    device = next((s.data.device for shards in owned.values() for s in shards), torch.device("cpu"))
     kinds = [torch.float32 if rule.keep_dtype else dtype for rule in bucket]
     sizes = [math.prod(rule.chunk) * kind.itemsize for rule, kind in zip(bucket, kinds, strict=True)]
     # one buffer for all, of which the tensors are views: a bucket is in memory once, and summed where it is

@@ -11,6 +11,8 @@ import torch
 
 from slimecli.errors import SlimeError, UsageError
 from slimecli.trainers import open_trainer
+from slimecli.trainers.megatron import weights
+from slimecli.weights.hf import HfFolder
 from tests.trainers import made
 from tests.trainers.megatron.conftest import initial
 from tests.trainers.megatron.ranks import LIKE_SGD, megatron, observe, weights_of, world_of
@@ -89,6 +91,22 @@ def test_every_rank_answers(model_of):
     assert np.array_equal(first[0], second[0])
     assert first[1] == second[1]
     assert all(np.array_equal(first[2][name], second[2][name]) for name in first[2])
+
+
+def given_by_others(folder: Path, options: tuple[str, ...]) -> set[str]:
+    """Devices on which weights are gathered by a rank that gives nothing, as all but one data-parallel rank."""
+    trainer = open_trainer(made.recipe(*options), folder, total_steps=10)
+    chunks = [chunk.to("meta") for chunk in trainer._policy.bare]
+    weights._replica = lambda shard: (0, 0, 1)
+    weights._agreed_rows = lambda shards: 384
+    weights._check_given = lambda bucket, given: None
+    tensors = weights.hf_tensors(chunks, trainer._trained, torch.float32, HfFolder(folder))
+    return {tensor.device.type for _, tensor in tensors}
+
+
+def test_a_rank_that_gives_nothing_gathers_on_the_models_device(model_of):
+    """NCCL takes no others. There is no second device here but one without memory."""
+    assert on_ranks(given_by_others, model_of("qwen3"), *ONE) == [{"meta"}]
 
 
 @pytest.mark.parametrize(
