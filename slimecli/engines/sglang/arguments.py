@@ -91,7 +91,23 @@ def problems_of(recipe: Recipe) -> list[str]:
     tables = {"[sglang]": recipe.sglang}
     tables |= {f"engine.groups[{i}].sglang": group.sglang for i, group in enumerate(section.groups)}
     tables |= {f"engine.models[{i}].sglang": model.sglang for i, model in enumerate(section.models)}
-    return [problem for name, table in tables.items() for problem in _read(table, known, name)[1]]
+    common = {_field(name, known): value for name, value in recipe.sglang.items()}
+    found = []
+    for name, table in tables.items():
+        given, errors = _read(table, known, name)
+        found += errors or _copies_problems(given, common, name)
+    return found
+
+
+def _copies_problems(given: Mapping[str, Any], common: Mapping[str, Any], where: str) -> list[str]:
+    """Copies of the model within one server want GPUs of their own, and a run asks for those of one copy."""
+    copies = given.get("dp_size", 1)
+    if copies == 1 or {**common, **given}.get("enable_dp_attention"):
+        return []
+    return [
+        f"{where} dp_size = {copies}: as many copies of the model in one server; set replicas of the engine, or "
+        "enable_dp_attention, which divides the GPUs of one"
+    ]
 
 
 def decided(recipe: Recipe, *, on_gpu: bool) -> list[tuple[str, Any, str]]:

@@ -29,6 +29,8 @@ SERVER_ARGS = '''
 FIELDS = """
     class Parallel(msgspec.Struct):
         tp_size: A[int, Arg(help="ranks", aliases=["--tensor-parallel-size"])] = 1
+        dp_size: A[int, Arg(help="copies", aliases=["--data-parallel-size"])] = 1
+        enable_dp_attention: A[bool, "x"] = False
         fp8_gemm_runner_backend: A[str, Arg(help="x", cli_name="--fp8-gemm-backend")] = "auto"
         hidden: A[bool, Arg(no_cli=True)] = False
         plain: Optional[str] = None

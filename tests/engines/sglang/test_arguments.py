@@ -29,7 +29,16 @@ def test_arguments_are_read_in_every_form(made_up):
     switches = {name: a.switch for name, a in known.items() if a.switch}
     assert switches == {
         "offload": "on/off",
-        **dict.fromkeys(("enable_metrics", "enable_memory_saver", "disable_overlap_schedule", "sleep_on_idle"), "on"),
+        **dict.fromkeys(
+            (
+                "enable_metrics",
+                "enable_dp_attention",
+                "enable_memory_saver",
+                "disable_overlap_schedule",
+                "sleep_on_idle",
+            ),
+            "on",
+        ),
         **dict.fromkeys(("trust_remote_code", "disable_cuda_graph"), "on"),
     }
     assert known["cuda_graph_config"].one_word and not known["encoder_urls"].one_word
@@ -120,6 +129,16 @@ def test_a_server_on_several_machines(made_up):
     assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--dist-init-addr"]) == ("2", "1", "10.0.0.1:20100")
     (told,) = arguments.problems_of(recipe(made_up, "sglang.nnodes=2"))
     assert "said by cluster.gpus_per_machine" in told
+
+
+def test_copies_of_a_model_within_a_server_are_refused(made_up):
+    (told,) = arguments.problems_of(recipe(made_up, "sglang.data-parallel-size=2"))
+    assert "[sglang] dp_size = 2" in told and "replicas" in told
+    groups = "engine.groups=[{replicas=1, sglang={dp_size=4}}, {replicas=1}]"
+    (told,) = arguments.problems_of(recipe(made_up, groups))
+    assert "engine.groups[0].sglang dp_size = 4" in told
+    assert not arguments.problems_of(recipe(made_up, "sglang.dp_size=2", "sglang.enable_dp_attention=true"))
+    assert not arguments.problems_of(recipe(made_up, "sglang.dp_size=1"))
 
 
 def test_caches_between_servers_go_over_tcp_without_a_gpu(made_up):
