@@ -49,11 +49,18 @@ def start(settings: Settings, processes: int, seed: int) -> tuple[torch.device, 
 
 
 def in_precision(chunks: list[Any]) -> list[Any]:
-    """The chunks, in bf16 with casts at the model's ends."""
+    """The chunks, in bf16 with casts at the model's ends; buffers stay as they are: what corrects a router's choice of
+    experts is float32 in every model's folder."""
     from megatron.core.transformer.module import Float16Module
 
     config = chunks[0].config
-    return [Float16Module(config, c) for c in chunks] if config.bf16 else chunks
+    if not config.bf16:
+        return chunks
+    kept = [(m, n, b) for c in chunks for m in c.modules() for n, b in m.named_buffers(recurse=False)]
+    wrapped = [Float16Module(config, c) for c in chunks]
+    for module, name, buffer in kept:
+        setattr(module, name, buffer)
+    return wrapped
 
 
 def wrap(chunks: list[Any], settings: Settings) -> list[Any]:

@@ -11,8 +11,9 @@ import torch
 
 from slimecli.errors import SlimeError, UsageError
 from slimecli.trainers import open_trainer
-from slimecli.trainers.megatron import weights
+from slimecli.trainers.megatron import arguments, weights
 from slimecli.weights.hf import HfFolder
+from tests.models import as_on_the_hub, tiny_model
 from tests.trainers import made
 from tests.trainers.megatron.conftest import initial
 from tests.trainers.megatron.ranks import LIKE_SGD, megatron, observe, weights_of, world_of
@@ -114,18 +115,12 @@ def test_a_rank_that_gives_nothing_gathers_on_the_models_device(model_of):
 )
 def test_half_precision_is_near_single(model_of, monkeypatch, family, layout):
     """A CPU trains in float32; in the dtype of a GPU the same code runs, and rounds."""
-    from slimecli.trainers.megatron import arguments
-
     folder = model_of(family)
     options = ("algo.kl_coef=0.1", *LIKE_SGD)
     if family != "qwen3":
         layout = (*layout, "megatron.sequence_parallel=false")
     single = observe(folder, (*options, *layout))
-    plain = arguments._transformer, arguments._optimizer
-    monkeypatch.setattr(
-        arguments, "_transformer", lambda *a: {**plain[0](*a), **_half("bf16", "params_dtype", "pipeline_dtype")}
-    )
-    monkeypatch.setattr(arguments, "_optimizer", lambda *a: {**plain[1](*a), **_half("bf16", "params_dtype")})
+    as_on_a_gpu(monkeypatch)
     half = observe(folder, (*options, *layout))
     off = [np.abs(a - b) for a, b in zip(half["log_probs"], single["log_probs"], strict=True)]
     # where rounding makes a token pass through another expert, its log-prob is another one
@@ -142,15 +137,9 @@ def test_half_precision_is_near_single(model_of, monkeypatch, family, layout):
 
 def test_gated_delta_in_half_precision(model_of, monkeypatch):
     """Its gradients lose more: transformers in bfloat16 has the same norm, 8% off that in float32."""
-    from slimecli.trainers.megatron import arguments
-
     folder = model_of("qwen3_5", 4)
     single = observe(folder, (*LIKE_SGD, *TP2))
-    plain = arguments._transformer, arguments._optimizer
-    monkeypatch.setattr(
-        arguments, "_transformer", lambda *a: {**plain[0](*a), **_half("bf16", "params_dtype", "pipeline_dtype")}
-    )
-    monkeypatch.setattr(arguments, "_optimizer", lambda *a: {**plain[1](*a), **_half("bf16", "params_dtype")})
+    as_on_a_gpu(monkeypatch)
     half = observe(folder, (*LIKE_SGD, *TP2))
     off = np.abs(half["log_probs"][0] - single["log_probs"][0])
     assert off.max() > 1e-4
@@ -158,8 +147,31 @@ def test_gated_delta_in_half_precision(model_of, monkeypatch):
     assert half["stats"][0]["grad_norm"] == pytest.approx(single["stats"][0]["grad_norm"], rel=0.12)
 
 
-def _half(*names: str) -> dict[str, Any]:
-    return {name: True if name == "bf16" else "bfloat16" for name in names}
+def test_what_corrects_the_choice_of_experts_stays_float32(tmp_path, monkeypatch):
+    """Rounded to bfloat16, a router would choose others than in the engine, which has it as the folder does."""
+    folder = as_on_the_hub(tiny_model(tmp_path, "deepseek_v3"), "deepseek_v3")
+    as_on_a_gpu(monkeypatch)
+    [published] = on_ranks(published_at_once, folder, *ONE, "model.dtype=bfloat16")
+    stored = initial(folder)
+    names = [name for name in stored if name.endswith("e_score_correction_bias")]
+    assert len(names) == 3
+    for name in names:
+        assert published[name].dtype == np.float32
+        assert np.array_equal(published[name], stored[name]), name
+        assert not np.array_equal(torch.tensor(stored[name]).bfloat16().float().numpy(), stored[name])
+
+
+def published_at_once(folder: Path, options: tuple[str, ...]) -> dict[str, np.ndarray]:
+    trainer = open_trainer(made.recipe(*options), folder, total_steps=10)
+    return {name: tensor.numpy() for name, tensor in trainer.weights() if tensor.dtype == torch.float32}
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models in bfloat16, which a CPU does not train in."""
+    plain = arguments._transformer, arguments._optimizer
+    half = {"bf16": True, "params_dtype": "bfloat16"}
+    monkeypatch.setattr(arguments, "_transformer", lambda *a: {**plain[0](*a), **half, "pipeline_dtype": "bfloat16"})
+    monkeypatch.setattr(arguments, "_optimizer", lambda *a: {**plain[1](*a), **half})
 
 
 def test_families_without_layers_here_are_refused(model_of):
