@@ -19,8 +19,8 @@ from slimecli.errors import SlimeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_ENTERED = ("slimecli.", "megatron.", "torch.optim.")
-"""packages whose objects are looked into for tensors"""
+_ENTERED = ("slimecli.", "megatron.")
+"""packages whose objects are looked into for tensors, besides all modules and optimizers"""
 
 
 class Resting:
@@ -177,5 +177,5 @@ def held_tensors(holder: object) -> Iterator[Tensor]:
             waiting += item.values()
         elif isinstance(item, (list, tuple, set)):
             waiting += item
-        elif isinstance(item, nn.Module) or type(item).__module__.startswith(_ENTERED):
+        elif isinstance(item, (nn.Module, torch.optim.Optimizer)) or type(item).__module__.startswith(_ENTERED):
             waiting += getattr(item, "__dict__", {}).values()

@@ -39,6 +39,23 @@ def test_views_come_back_as_views():
     assert held["rest"].tolist() == [[1.0] * 3] * 2
 
 
+class FusedAdam(torch.optim.Adam):
+    """An optimizer of a package that we know nothing of, as Transformer Engine's."""
+
+
+def test_an_optimizers_state_goes_too_whoever_wrote_the_optimizer():
+    weight = torch.nn.Parameter(torch.ones(5))
+    optimizer = FusedAdam([weight])
+    weight.grad = torch.ones(5)
+    optimizer.step()
+    moment = optimizer.state[weight]["exp_avg"]
+    resting = Resting({"optimizer": optimizer}, CPU)
+    resting.leave()
+    assert moment.untyped_storage().nbytes() == weight.untyped_storage().nbytes() == 0
+    resting.back()
+    assert moment.tolist() == pytest.approx([0.1] * 5)
+
+
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_host_without_room_leaves_everything_where_it_was(monkeypatch, last):
     held = model()
