@@ -86,9 +86,7 @@ class RolloutCollector:
             self._source.give_back(pending[decided:])
             lacking = section.batch_size - len(accepted)
             if lacking <= len(fallback):
-                for reason, group in fallback[:lacking]:
-                    tally.dropped[reason] -= 1
-                    accepted.append(group)
+                _fill(accepted, fallback, lacking, tally)
                 return sorted(accepted, key=number_of), len(tasks) - decided
         raise self._starved(len(accepted), tally)
 
@@ -103,32 +101,37 @@ class RolloutCollector:
             while len(accepted) < section.batch_size:
                 if len(accepted) + len(running) < section.batch_size:
                     tally.check()
-                    if rounds and len(accepted) + len(running) + len(fallback) >= section.batch_size:
-                        accepted += [group for _, group in fallback]
-                        fallback.clear()
+                    missing = section.batch_size - len(accepted) - len(running)
+                    if rounds and missing <= len(fallback):
+                        _fill(accepted, fallback, missing, tally)
                         continue
                     if rounds == section.max_filtered_rounds:
                         raise self._starved(len(accepted), tally)
                     rounds += 1
-                    missing = section.batch_size - len(accepted) - len(running)
                     for group in self._take(max(missing, section.over_sampling_batch_size), step, tally):
-                        running.add(asyncio.create_task(self._answering.group(group, step, version)))
+                        if is_whole(group):  # it was one too many, and has been decided
+                            accepted.append(group)
+                        else:
+                            running.add(asyncio.create_task(self._answering.group(group, step, version)))
+                    continue
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for group in sorted((task.result() for task in done), key=number_of):
-                    if any(s.status in UNFINISHED for s in group):  # lost its engine or its time: goes on from there
-                        running.add(asyncio.create_task(self._answering.group(group, step, version)))
-                    else:
+                    if is_whole(group):
                         self._decide(group, accepted, fallback, tally)
+                    else:  # lost its engine or its time: goes on from there
+                        running.add(asyncio.create_task(self._answering.group(group, step, version)))
             await self._answering.stop(running)
         except BaseException:
             await self._answering.cancel(running)
             raise
-        left = accepted[section.batch_size :] + [task.result() for task in running]
-        whole = sum(all(s.status not in UNFINISHED for s in g) for g in left)
+        stopped = sorted((task.result() for task in running), key=number_of)
+        for group in filter(is_whole, stopped):
+            self._decide(group, accepted, fallback, tally)
+        surplus = whole = accepted[section.batch_size :]
         if section.mask_off_policy_tokens:  # a finished answer would be masked from end to end
-            left = [as_prompts(g) if all(s.status not in UNFINISHED for s in g) else g for g in left]
-        self._source.give_back(sorted(left, key=number_of))
-        return sorted(accepted[: section.batch_size], key=number_of), whole
+            surplus = [as_prompts(g) for g in whole]
+        self._source.give_back(sorted([*surplus, *(g for g in stopped if not is_whole(g))], key=number_of))
+        return sorted(accepted[: section.batch_size], key=number_of), len(whole)
 
     def _take(self, count: int, step: int, tally: Tally) -> list[Group]:
         """The next groups of the source, without what is too old to be trained on."""
@@ -171,6 +174,19 @@ class RolloutCollector:
     def prepare(self) -> None:
         """Make the next prompts ready."""
         self._source.prepare(self._recipe.rollout.batch_size)
+
+
+def _fill(accepted: list[Group], fallback: list[tuple[str, Group]], count: int, tally: Tally) -> None:
+    """Accept so many of the groups that were dropped, after all."""
+    for reason, group in fallback[:count]:
+        tally.dropped[reason] -= 1
+        accepted.append(group)
+    del fallback[:count]
+
+
+def is_whole(group: Group) -> bool:
+    """Whether none of its answers is to be begun or continued."""
+    return all(s.status not in UNFINISHED for s in group)
 
 
 def number_of(group: Group) -> int:

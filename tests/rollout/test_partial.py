@@ -131,6 +131,19 @@ def test_a_finished_group_too_many_keeps_its_answers():
     assert asked.isdisjoint({4, 5, 6, 7}), "they are not asked for again"
 
 
+@pytest.mark.parametrize("length", [lambda ids: 3, slow_twos])
+def test_every_group_is_decided_once_however_long_it_waits(length):
+    """A curriculum learns from each group once, and a failure is counted in one step; the filter sees all of them."""
+    seen, told = [], []
+    engine = PacedEngine(length)
+    made, source = collector(engine, *PARTIAL, keep=lambda args, group: not seen.append(group[0].group_index))
+    source.feedback = lambda groups: told.extend(g[0].group_index for g in groups)
+    batches = collect_in_turn(made, engine, 5)
+    assert sum(b.metrics["rollout/surplus"] for b in batches) > 0, "no group was one too many: this tests nothing"
+    assert seen == told and len(set(told)) == len(told)
+    assert set(told) >= {n for b in batches for n in numbers(b.groups)}
+
+
 def test_an_answer_that_waited_too_long_begins_anew():
     engine = PacedEngine(slow_twos)
     made, _source = collector(engine, *PARTIAL, "rollout.partial_staleness=1")
@@ -181,6 +194,8 @@ def test_a_filter_may_let_dropped_groups_fill_a_step(partial):
     batch = asyncio.run(made.collect(1))
     assert 2 in numbers(batch.groups) and len(batch.groups) == 4
     assert len({ids[0] for call in engine.calls for ids in call["input_ids"]}) == (8 if partial else 4), "one round"
+    dropped = batch.metrics.get("rollout/dropped/flat", 0)
+    assert dropped == (4 if partial else 0), "what is trained on was not dropped"
 
 
 def test_requests_in_flight_are_bounded():
