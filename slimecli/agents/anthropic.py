@@ -15,6 +15,7 @@ from slimecli.agents.chat import Answer, Ask, Chat, Pending
 from slimecli.agents.wire import (
     SESSION_HEADER,
     Shapes,
+    asked,
     check_function,
     check_kinds,
     json_or_text,
@@ -23,7 +24,7 @@ from slimecli.agents.wire import (
     session_of,
 )
 from slimecli.engines.embedded.request import BadRequest
-from slimecli.engines.embedded.server import Handler, body, reply
+from slimecli.engines.embedded.server import Handler, reply
 from slimecli.errors import SlimeError, nearest
 from slimecli.types import Message
 
@@ -53,7 +54,7 @@ def routes(chat: Chat, *, key_is_session: bool = False) -> list[tuple[str, str, 
     """(method, path, handler)."""
 
     async def messages(request: web.Request) -> web.StreamResponse:
-        data = await body(request)
+        data = await asked(request)
         pending = chat.prepare(ask_of(data, session_of(request, data, key_is_session)))
         headers = {SESSION_HEADER: pending.session.id} if pending.session else {}
         name = str(data.get("model") or chat.engine.name)
@@ -65,7 +66,7 @@ def routes(chat: Chat, *, key_is_session: bool = False) -> list[tuple[str, str, 
         return found
 
     async def count(request: web.Request) -> web.Response:
-        ask = ask_of(await body(request))
+        ask = ask_of(await asked(request))
         extra = {"tools": ask.tools} if ask.tools else {}
         return reply({"input_tokens": len(chat.engine.codec.chat(ask.messages, extra.get("tools"), ask.template))})
 

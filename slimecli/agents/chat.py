@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +14,19 @@ from slimecli.agents.text_engine import TextEngine
 from slimecli.agents.tool_calls import Parsed, forced, parse, schemas_of, visible
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.errors import SlimeError
+from slimecli.rollout.replies import read_reply
 from slimecli.tools.parsers import ToolCall
 from slimecli.types import Message
 
 THINK_END = "</think>"
+_UNBENT: dict[str, Any] = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "min_new_tokens": 0,
+}
+"""what bends the distribution of an answer so that the trainer could not compute its log-probs, turned off"""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """turns of one session have seeds that are far apart"""
 
@@ -155,7 +166,7 @@ class Chat:
             params["max_new_tokens"] = min(params["max_new_tokens"], own.pop("max_new_tokens", room), room)
             if own.get("sampling_seed") is not None:
                 own["sampling_seed"] = (own["sampling_seed"] + len(session.turns) * _SEED_STEP) % 2**62
-            params |= own
+            params |= own | _UNBENT
         if ask.tools:
             params.setdefault("skip_special_tokens", False)  # some families write calls with special tokens
         return {
@@ -205,12 +216,19 @@ class Chat:
             content=parsed.content,
             thinking=thinking,
             calls=parsed.calls,
-            ids=[f"call_{uuid.uuid4().hex[:24]}" for _ in parsed.calls],
+            ids=self._call_ids(pending, item, len(parsed.calls)),
             ill_formed=parsed.ill_formed,
             reason="tool_calls" if parsed.calls and kind == "stop" else kind,
             item=item,
             index=index,
         )
+
+    def _call_ids(self, pending: Pending, item: dict[str, Any], count: int) -> list[str]:
+        """Names of an answer's calls: some templates write them into the prompt, so they are the same in equal runs."""
+        said = hashlib.sha256(json.dumps([pending.payload["input_ids"], item["output_ids"]]).encode())
+        found = [hashlib.sha256(f"{said.hexdigest()} {number}".encode()).hexdigest() for number in range(count)]
+        # Mistral's templates demand nine letters and digits
+        return [digest[:9] if self.engine.tools.parser == "mistral" else f"call_{digest[:24]}" for digest in found]
 
     def _partial(self, pending: Pending, item: dict[str, Any]) -> Answer:
         text = stable_text(item["text"], pending.payload["sampling_params"].get("stop"))
@@ -234,13 +252,11 @@ class Chat:
     def _record(self, pending: Pending, answer: Answer) -> None:
         if pending.session is None or self.sessions is None:
             return
-        meta = answer.item["meta_info"]
-        triples = meta["output_token_logprobs"]
-        if [t[1] for t in triples] != list(answer.item["output_ids"]):
+        said, reason = read_reply(answer.item), answer.item["meta_info"]["finish_reason"]
+        if said.ids != list(answer.item["output_ids"]):
             raise SlimeError(
                 "the engine's output_ids differ from its output_token_logprobs", "report the engine's version"
             )
-        spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
         digests = digests_of([*pending.ask.messages, answer.message], pending.ask.tools)
         self.sessions.record(
             pending.session,
@@ -248,11 +264,11 @@ class Chat:
                 number=0,
                 key=digests[-1],
                 prompt_ids=list(pending.payload["input_ids"]),
-                output_ids=list(answer.item["output_ids"]),
-                log_probs=[min(t[0], 0.0) for t in triples],
-                versions=list(dict.fromkeys(str(s["version"]) for s in spans)),
-                finish=meta["finish_reason"]["type"],
-                matched=meta["finish_reason"].get("matched"),
+                output_ids=said.ids,
+                log_probs=[min(p, 0.0) for p in said.log_probs],
+                versions=[list(span) for span in said.versions],
+                finish=said.finish,
+                matched=reason.get("matched"),
                 calls=len(answer.calls),
                 ill_formed=answer.ill_formed,
             ),

@@ -41,8 +41,8 @@ class Turn:
     prompt_ids: list[int]
     output_ids: list[int]
     log_probs: list[float]
-    versions: list[str]
-    """weight versions that spoke, in order of first use"""
+    versions: list[list[Any]]
+    """[version, start, end]: whose weights said which of the output's tokens, in order"""
     finish: str
     """SGLang's finish_reason.type"""
     matched: int | str | None = None
@@ -81,8 +81,10 @@ class Conversation:
             return []
         trajectory = Trajectory(max_tokens=max_tokens)
         for turn in self.turns:
-            trajectory.append_turn(turn.prompt_ids, turn.output_ids, turn.log_probs, turn.versions, turn.finish)
-        self.base.session_id = self.id
+            spans = [(str(version), start, end) for version, start, end in turn.versions]
+            trajectory.append_turn(turn.prompt_ids, turn.output_ids, turn.log_probs, spans, turn.finish)
+        if self.base.session_id is None:
+            self.base.session_id = self.id
         found = trajectory.samples(self.base, decode)
         for sample in found:
             sample.metadata |= {"breaks": trajectory.breaks, "tool_calls": sum(t.calls for t in self.turns)}
@@ -107,7 +109,8 @@ class Sessions:
     Args:
         engine: whose tokenizer and template are used.
         strict: only sessions that were opened may be spoken in, so that an agent that was given up finds no one.
-        on_turn: called after every answer, e.g. to write it down.
+        on_open: called with a session of which something was stated beforehand, e.g. to write it down.
+        on_turn: called after every answer.
         on_end: called with a session that ends, its samples, and why.
     """
 
@@ -117,12 +120,14 @@ class Sessions:
         *,
         max_tokens: int = 0,
         strict: bool = False,
+        on_open: Callable[[Conversation], None] | None = None,
         on_turn: Callable[[Conversation, Turn], None] | None = None,
         on_end: Callable[[Conversation, list[Sample], str], None] | None = None,
     ) -> None:
         self._engine = engine
         self._max_tokens = max_tokens
         self.strict = strict
+        self._on_open = on_open
         self._on_turn = on_turn
         self._on_end = on_end
         self._open: dict[str, Conversation] = {}
@@ -143,6 +148,11 @@ class Sessions:
         if base is not None:
             found.base = base
         return found
+
+    def keep(self, session: Conversation) -> None:
+        """Have what was stated of a session written down."""
+        if self._on_open is not None:
+            self._on_open(session)
 
     def adopt(self, conversation: Conversation) -> None:
         """Take over a session that an earlier server had open."""

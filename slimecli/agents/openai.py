@@ -17,6 +17,7 @@ from slimecli.agents.text_engine import TextEngine
 from slimecli.agents.wire import (
     SESSION_HEADER,
     Shapes,
+    asked,
     check_function,
     check_kinds,
     json_or_text,
@@ -26,7 +27,7 @@ from slimecli.agents.wire import (
 )
 from slimecli.engines.embedded.generation import send_events
 from slimecli.engines.embedded.request import BadRequest
-from slimecli.engines.embedded.server import Handler, body, reply
+from slimecli.engines.embedded.server import Handler, reply
 from slimecli.engines.embedded.text import RESERVED
 from slimecli.errors import nearest
 from slimecli.types import Message
@@ -75,7 +76,7 @@ def routes(chat: Chat, *, key_is_session: bool = False) -> list[tuple[str, str, 
     engine = chat.engine
 
     async def chatting(request: web.Request) -> web.StreamResponse:
-        data = await body(request)
+        data = await asked(request)
         call = _call(engine, data, chat=True)
         pending = chat.prepare(ask_of(data, session_of(request, data, key_is_session)))
         headers = {SESSION_HEADER: pending.session.id} if pending.session else {}
@@ -86,7 +87,7 @@ def routes(chat: Chat, *, key_is_session: bool = False) -> list[tuple[str, str, 
         return answer
 
     async def completing(request: web.Request) -> web.StreamResponse:
-        data = await body(request)
+        data = await asked(request)
         call, payload = _call(engine, data, chat=False), _payload(engine, data)
         if data.get("stream"):
             return await send_events(request, text_chunks(engine, call, payload))

@@ -8,12 +8,11 @@ from aiohttp import web
 
 from slimecli.agents import anthropic, openai
 from slimecli.agents.chat import Chat
-from slimecli.agents.conversation import Conversation, Sessions
+from slimecli.agents.conversation import Conversation, NoSession, Sessions
 from slimecli.agents.text_engine import TextEngine
-from slimecli.agents.wire import check_kinds, session_name
+from slimecli.agents.wire import asked, check_kinds, session_name
 from slimecli.engines.embedded.request import BadRequest
-from slimecli.engines.embedded.server import Handler, body, reply
-from slimecli.types import Sample
+from slimecli.engines.embedded.server import Handler, reply
 
 Route = tuple[str, str, Handler]
 
@@ -53,10 +52,13 @@ def session_routes(sessions: Sessions) -> list[Route]:
     """Open, look at and end sessions; feedback ends one too."""
 
     async def begin(request: web.Request) -> web.Response:
-        data = _checked(await body(request), {"id", "session_id", "group", "label", "metadata"})
-        base = Sample(label=_label(data), metadata=dict(data.get("metadata") or {}))
+        data = _checked(await asked(request), {"id", "session_id", "group", "label", "metadata"})
         name = session_name(data.get("id") or data.get("session_id"))
-        session = sessions.open(name, group=str(data.get("group") or ""), base=base)
+        session = sessions.open(name, group=str(data.get("group") or ""))
+        if data.get("label") is not None:
+            session.base.label = _label(data)
+        session.base.metadata = {**session.base.metadata, **(data.get("metadata") or {})}
+        sessions.keep(session)
         return reply(_told(session))
 
     async def every(request: web.Request) -> web.Response:
@@ -66,11 +68,11 @@ def session_routes(sessions: Sessions) -> list[Route]:
         return reply(_told(sessions.get(request.match_info["id"])))
 
     async def end(request: web.Request) -> web.Response:
-        data = await body(request)
+        data = await asked(request)
         return _end(request.match_info["id"], data, "end")
 
     async def feedback(request: web.Request) -> web.Response:
-        data = await body(request)
+        data = await asked(request)
         if not data.get("session_id"):
             raise BadRequest("give session_id: it is in the x-session-id header of every answer")
         if data.get("reward") is None and data.get("label") is None:
@@ -93,13 +95,24 @@ def session_routes(sessions: Sessions) -> list[Route]:
             {"session_id": id_, "samples": len(found), "tokens": sum(s.effective_response_length for s in found)}
         )
 
-    return [
+    def open_ones(handler: Handler) -> Handler:
+        """Where a generate function opens and ends sessions, their ids are keys: nobody else is told or ends one."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if sessions.strict:
+                raise NoSession("sessions are opened and ended by the generate function here", "use `slime serve`")
+            return await handler(request)
+
+        return answer
+
+    found = [
         ("POST", "/sessions", begin),
         ("GET", "/sessions", every),
         ("GET", "/sessions/{id}", one),
         ("POST", "/sessions/{id}/end", end),
         ("POST", "/feedback", feedback),
     ]
+    return [(method, path, open_ones(handler)) for method, path, handler in found]
 
 
 def _checked(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
@@ -115,7 +128,7 @@ def _label(data: dict[str, Any]) -> str | None:
 
 
 def _told(session: Conversation) -> dict[str, Any]:
-    versions = [v for t in session.turns for v in t.versions]
+    versions = [version for turn in session.turns for version, _, _ in turn.versions]
     return {
         "session_id": session.id,
         "group": session.group,

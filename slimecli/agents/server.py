@@ -105,7 +105,9 @@ class AgentServer:
 
         async def begin() -> None:
             own = {k: v for k, v in (sampling_params or {}).items() if k in SAMPLING}
-            self.sessions.open(key, base=Sample.from_dict(base.to_dict())).sampling = own
+            begun = Sample.from_dict(base.to_dict())
+            begun.session_id = base.session_id or f"{base.group_index}-{base.index}"  # the key is another in each run
+            self.sessions.open(key, base=begun).sampling = own
 
         async def end() -> list[Sample]:
             return self.sessions.end(key)

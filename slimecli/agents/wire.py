@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from slimecli.engines.embedded.request import BadRequest
+from slimecli.engines.embedded.server import body
 
 SESSION_HEADER = "x-session-id"
 ROUTING_HEADER = "X-SMG-Routing-Key"
@@ -17,9 +18,23 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 
 MAX_SESSION_ID = 512
 """longest name of a session (characters): it is sent back as a header"""
+MOST_NESTED = 100
+"""lists and objects inside each other in a request: what follows reads and writes them by recursion"""
 Shapes = Mapping[str, tuple[type, ...]]
 """parameter -> the kinds of JSON it may be"""
 _SAID = {str: "text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
+
+
+async def asked(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request, nested no deeper than chat templates and JSON's writers go."""
+    data = await body(request)
+    level: list[Any] = [data]
+    for _ in range(MOST_NESTED):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [value for values in inner for value in values if isinstance(value, list | dict)]
+        if not level:
+            return data
+    raise BadRequest(f"the body has lists and objects in each other, more than {MOST_NESTED} deep")
 
 
 def check_kinds(data: Mapping[str, Any], shapes: Shapes) -> None:
@@ -111,5 +126,5 @@ def json_or_text(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return value

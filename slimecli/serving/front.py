@@ -120,7 +120,9 @@ async def _mark(fleet: Fleet, asked: Serving) -> None:
 
 def _sessions(fleet: Fleet, store: LiveStore) -> Sessions:
     """Sessions that are written down, those of the server before us included."""
-    sessions = Sessions(fleet.text, max_tokens=fleet.text.max_context, on_turn=store.turn, on_end=store.end)
+    sessions = Sessions(
+        fleet.text, max_tokens=fleet.text.max_context, on_open=store.opened, on_turn=store.turn, on_end=store.end
+    )
     recovered = store.recover()
     for conversation in recovered:
         sessions.adopt(conversation)
@@ -131,24 +133,24 @@ def _sessions(fleet: Fleet, store: LiveStore) -> Sessions:
 
 async def reap(sessions: Sessions, idle_s: float) -> None:
     """End what nobody goes on with."""
-    told = ""
+    told: set[str] = set()
     while True:
-        try:
-            for id_ in sessions.idle(idle_s):
+        trouble: set[str] = set()
+        for id_ in sessions.idle(idle_s):
+            try:
                 sessions.end(id_, why="idle")
-            told = ""
-        except SlimeError as error:  # a full disk: they stay open until they can be written
-            if error.what != told:
-                told = error.what
-                console.warn(f"idle sessions cannot be written: {told}")
+            except SlimeError as error:  # a full disk: they stay open until they can be written
+                trouble.add(error.what)
+        for what in sorted(trouble - told):
+            console.warn(f"idle sessions cannot be written: {what}")
+        told = trouble
         await asyncio.sleep(min(REAP_S, idle_s))
 
 
 def recorded_sampling(recipe: Recipe) -> dict[str, Any]:
     """Sampling of recorded answers: the recipe's, which the trainer computes log-probs for, whatever clients ask."""
     section = recipe.rollout
-    fixed = {"temperature": section.temperature, "top_p": section.top_p, "top_k": section.top_k, "min_p": section.min_p}
-    return {**fixed, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None}
+    return {name: getattr(section, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
 def _routes(fleet: Fleet, sessions: Sessions | None, recipe: Recipe) -> list[Route]:
@@ -173,6 +175,8 @@ def proxied(fleet: Fleet) -> list[Route]:
 
     async def ask(request: web.Request) -> web.Response:
         """The first server's answer to a question about the model."""
+        if not fleet.urls:
+            return failure("no engine is there at the moment", 503)
         return await _pass_on(fleet.urls[0] + request.path, request, fleet.key)
 
     async def health(request: web.Request) -> web.Response:

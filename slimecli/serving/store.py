@@ -118,6 +118,8 @@ class LiveStore:
         self._lock = self._take_lock()
         self._turns = Log(folder, "turns", segment_bytes=segment_bytes, durable=False)
         self._sessions = Log(folder, "sessions", segment_bytes=segment_bytes)
+        self._kept: set[str] = set()
+        """uids of open sessions that stand among the turns"""
         self.ended = 0
         """sessions written since this server began"""
 
@@ -143,13 +145,16 @@ class LiveStore:
         before = session.turns[turn.number - 1] if turn.number else None
         kept = common_prefix(before.prompt_ids + before.output_ids, turn.prompt_ids) if before else 0
         record |= {"prompt_ids": turn.prompt_ids[kept:], "kept": kept}
-        about = {
-            "uid": session.uid,
-            "group": session.group,
-            "label": session.base.label,
-            "metadata": session.base.metadata,
-        }
-        self._turns.append({"session_id": session.id, **about, "turn": record})
+        self._note(session, {"turn": record})
+
+    def opened(self, session: Conversation) -> None:
+        """Something was stated of a session, which it has whether it is spoken with now or by the next server."""
+        self._note(session, {})
+
+    def _note(self, session: Conversation, more: dict[str, Any]) -> None:
+        about = {"group": session.group, "label": session.base.label, "metadata": session.base.metadata}
+        self._turns.append({"session_id": session.id, "uid": session.uid, **about, **more})
+        self._kept.add(session.uid)
 
     def end(self, session: Conversation, samples: list[Sample], why: str) -> None:
         """A session ended. One without an answer leaves nothing to learn from, and is only closed."""
@@ -157,7 +162,8 @@ class LiveStore:
             record = {"uid": session.uid, "group": session.group, "why": why, "samples": [s.to_dict() for s in samples]}
             self._sessions.append({"session_id": session.id, **record})
             self.ended += 1
-        if session.turns:
+        if session.uid in self._kept:
+            self._kept.remove(session.uid)
             try:
                 self._turns.append({"uid": session.uid, "session_id": session.id, "ended": why})
             except SlimeError as error:  # it has ended all the same: `recover` finds it among the sessions
@@ -179,6 +185,7 @@ class LiveStore:
                 for record, _ in read_from(path, 0):
                     found.pop(record["uid"], None)
         for session in found.values():
+            self.opened(session)
             for turn in session.turns:
                 self.turn(session, turn)
         for _, path in old:
@@ -200,7 +207,9 @@ def _replay(found: dict[str, Conversation], record: dict[str, Any]) -> None:
     session = found.setdefault(uid, Conversation(id=record["session_id"], uid=uid))
     session.group = record["group"]
     session.base = Sample(label=record["label"], metadata=record["metadata"])
-    values = dict(record["turn"])
+    values = dict(record.get("turn") or {})
+    if values.get("number") != len(session.turns):  # none, or one that a server before us has written twice
+        return
     kept = values.pop("kept")
     before = session.turns[-1].prompt_ids + session.turns[-1].output_ids if session.turns else []
     session.turns.append(Turn(**{**values, "prompt_ids": before[:kept] + values["prompt_ids"]}))

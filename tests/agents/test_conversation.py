@@ -2,8 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from slimecli.agents.chat import Ask, Chat
 from slimecli.agents.conversation import Sessions
+from slimecli.agents.tool_calls import tool_format
+from slimecli.rollout.versions import mask_before
 from slimecli.types import Sample
 from tests.agents.scripted import CALL, WEATHER, scripted
 
@@ -91,6 +95,49 @@ def test_a_sessions_sampling_overrides_the_callers_and_seeds_move_on(tmp_path):
     assert all((p["temperature"], p["top_p"], p["max_new_tokens"]) == (0.7, 1.0, 9) for p in params)
     assert params[0]["sampling_seed"] == 5 and params[1]["sampling_seed"] not in (5, None)
     assert {p["routing_key"] for p in own.asked} == {"s"}
+
+
+def test_a_sample_knows_which_tokens_were_said_by_which_weights(tmp_path):
+    own, text = scripted(tmp_path, "abcdef")
+    whole = own.generate
+
+    async def changed_under_way(payload):
+        reply = await whole(payload)
+        spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": len(reply["output_ids"])}]
+        reply["meta_info"]["weight_versions"] = spans
+        return reply
+
+    own.generate = changed_under_way
+    chat = Chat(text, Sessions(text))
+    talk(chat, [USER], session="s")
+    (sample,) = chat.sessions.end("s", reward=1.0)
+    assert sample.version_spans == [["3", 0, 2], ["4", 2, sample.response_length]]
+    assert sample.weight_versions == ["3", "4"]
+    mask_before(sample, 4)
+    assert sample.loss_mask == [0, 0] + [1] * (sample.response_length - 2)
+
+
+def test_what_the_trainer_could_not_compute_is_not_the_agents_to_ask_for(tmp_path):
+    own, text = scripted(tmp_path, "a", "b")
+    asked = {"frequency_penalty": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3, "min_new_tokens": 1}
+    asked |= {"logit_bias": {"5": 9.0}, "max_new_tokens": 5}
+    chat = Chat(text, Sessions(text))
+    talk(chat, [USER], session="s", params=asked)
+    sent = own.asked[0]["sampling_params"]
+    assert [sent[name] for name in asked] == [0.0, 0.0, 1.0, 0, None, 5]
+    talk(Chat(text), [USER], params=asked)
+    assert {name: own.asked[1]["sampling_params"][name] for name in asked} == asked, "nothing is learnt from this one"
+
+
+@pytest.mark.parametrize(("family", "length"), [("qwen3", 29), ("mistral", 9)])
+def test_calls_have_the_same_names_in_equal_runs_and_others_otherwise(tmp_path, family, length):
+    calls = ('[TOOL_CALLS] [{"name": "weather", "arguments": {}}, {"name": "weather", "arguments": {}}]', CALL + CALL)
+    found = []
+    for question in ("Oslo?", "Oslo?", "Bergen?"):
+        _, text = scripted(tmp_path, calls[family != "mistral"], family=family)
+        text.tools = tool_format(family)
+        found.append(talk(Chat(text), [{"role": "user", "content": question}], tools=[WEATHER]).ids)
+    assert found[0] == found[1] and len({*found[0], *found[2]}) == 4 and {len(i) for i in found[0]} == {length}
 
 
 def test_idle_sessions_are_those_nobody_waits_for(tmp_path):

@@ -150,6 +150,9 @@ def test_feedback_and_errors_of_sessions(serve):
     http(server.url + "/sessions", {"id": "s2", "group": "g", "label": "4", "metadata": {"task": 1}})
     assert [s["session_id"] for s in http(server.url + "/sessions")[1]["sessions"]] == ["s2"]
     assert http(server.url + "/sessions", {"idd": "x"})[0] == 400
+    http(server.url + "/sessions", {"id": "s2", "metadata": {"more": 2}})
+    session = server.sessions.get("s2")
+    assert (session.group, session.base.label, session.base.metadata) == ("g", "4", {"task": 1, "more": 2})
 
 
 def test_an_agent_that_was_given_up_is_turned_away(serve):
@@ -164,6 +167,38 @@ def test_an_agent_that_was_given_up_is_turned_away(serve):
     key = asyncio.run(work())
     status, answer, _ = openai(server, {"messages": [USER]}, key)
     assert status == 404 and "no open session" in answer["error"]["message"] and len(server.sessions) == 0
+
+
+def test_the_keys_of_agents_are_nobodys_business(serve):
+    """They name sessions: who is told one could speak in it, or end it."""
+    _, server = serve("a")
+    server.sessions.strict = True
+
+    async def work():
+        async with server.session(Sample(index=1)) as session:
+            await asyncio.to_thread(openai, server, {"messages": [USER]}, session.api_key)
+            for path, body in (
+                ("/sessions", None),
+                (f"/sessions/{session.api_key}", None),
+                (f"/sessions/{session.api_key}/end", {}),
+                ("/feedback", {"session_id": session.api_key, "reward": 1.0}),
+                ("/sessions", {"id": "mine"}),
+            ):
+                status, told, _ = await asyncio.to_thread(http, server.url + path, body)
+                assert status == 404 and session.api_key not in json.dumps(told)
+            return await session.samples()
+
+    assert len(asyncio.run(work())) == 1 and len(server.sessions) == 0
+
+
+def test_equal_runs_of_an_agent_give_equal_samples(serve):
+    async def work(server):
+        async with server.session(Sample(index=7, group_index=3)) as session:
+            await asyncio.to_thread(openai, server, {"messages": [USER]}, session.api_key)
+            return await session.samples()
+
+    (first,), (second,) = (asyncio.run(work(serve("Hm. " + CALL)[1])) for _ in range(2))
+    assert first.to_json() == second.to_json() and first.session_id == "3-7"
 
 
 def test_a_full_context_is_told(serve):

@@ -1,6 +1,7 @@
 """Requests that make no sense are refused by name: 400 and a reason, never a failure of the server."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -55,7 +56,7 @@ ANTHROPIC = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    _, text = scripted(tmp_path_factory.mktemp("model"))
+    _, text = scripted(tmp_path_factory.mktemp("model"), max_context=20_000)
     own = AgentServer(text)
     own.sessions.strict = False
     yield own
@@ -76,6 +77,40 @@ def test_a_caller_cannot_bring_a_template(server):
     ask = {"messages": [USER], "chat_template_kwargs": {"chat_template": "{{ messages }}"}}
     status, told, _ = http(f"{server.url}/v1/chat/completions", ask)
     assert status == 400 and "chat_template is not the caller's to set" in told["error"]["message"]
+
+
+DEEP = json.loads("[" * 400 + "]" * 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "tools": [{"function": {"name": "f", "parameters": {"a": DEEP}}}]},
+        ),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 5, "metadata": {"a": DEEP}}),
+        ("/sessions", {"id": "deep", "metadata": {"a": DEEP}}),
+        ("/feedback", {"session_id": "deep", "reward": 1, "metadata": {"a": DEEP}}),
+    ],
+)
+def test_bodies_that_nothing_could_write_down_again_are_refused(server, path, body):
+    status, told, _ = http(server.url + path, body)
+    assert status == 400 and "more than 100 deep" in told["error"]["message"], told
+
+
+@pytest.mark.parametrize("arguments", ["1" * 5000, "[" * 5000])
+def test_arguments_that_are_no_json_are_text(server, arguments):
+    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    own, text = scripted_at(server)
+    own.lines.append("ok")
+    status, told, _ = http(f"{server.url}/v1/chat/completions", {"messages": [USER, said], "max_tokens": 5})
+    assert status == 200, told
+    assert arguments in text.codec.decode([own.asked[-1]["input_ids"]], False)[0]
+
+
+def scripted_at(server):
+    return server.engine.engine, server.engine
 
 
 @pytest.mark.parametrize("wrong", [{"metadata": 5}, {"id": "a\nb"}, {"grp": "x"}])

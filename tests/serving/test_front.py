@@ -5,8 +5,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from slimecli.engines.embedded.server import Listener, body, reply, web_app
-from slimecli.serving.front import MAX_BODY, warn_if_open
+from slimecli.engines.embedded.server import Listener, body, reply, url_at, web_app
+from slimecli.serving.front import MAX_BODY, proxied, warn_if_open
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,39 @@ from slimecli.serving.front import MAX_BODY, warn_if_open
 def test_an_open_address_without_a_key_is_warned_of(host, key, warned, capsys):
     warn_if_open(host, key)
     assert ("--api-key-env" in capsys.readouterr().err) == warned
+
+
+def test_while_no_engine_is_there_questions_are_told_so():
+    class Empty:
+        urls: list[str] = []
+        key = ""
+        text = None
+
+    async def work():
+        routes = [route for route in proxied(Empty()) if route[1] == "/server_info"]
+        listener = Listener(web_app(routes))
+        url = await listener.start()
+        async with aiohttp.ClientSession() as session, session.get(url + "/server_info") as answer:
+            found = answer.status, await answer.json()
+        await listener.stop()
+        return found
+
+    status, told = asyncio.run(work())
+    assert status == 503 and "no engine is there" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("::", "http://[::1]:80"),
+        ("box", "http://box:80"),
+    ],
+)
+def test_the_address_that_is_told_can_be_asked(host, url):
+    assert url_at(host, 80) == url
 
 
 @pytest.mark.parametrize("chunked", [False, True])

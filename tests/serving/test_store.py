@@ -144,6 +144,63 @@ def test_after_kill_9_ended_sessions_are_there_and_open_ones_go_on(tmp_path):
     assert [g[0].session_id for g in reader.take(reader.available)] == ["s0"]
 
 
+def test_a_server_that_fails_while_it_takes_sessions_up_doubles_no_answer(tmp_path, monkeypatch):
+    live = tmp_path / "live"
+    store = LiveStore(live)
+    record(tmp_path, 0, store=store, reward=None)
+    record(tmp_path, 1, store=store, reward=None)
+    store.close()
+    written = []
+
+    def full(self, session, turn, write=LiveStore.turn):
+        if len(written) == 3:
+            raise SlimeError("the disk is full")
+        written.append(write(self, session, turn))
+
+    monkeypatch.setattr(LiveStore, "turn", full)
+    with recording(live) as store, pytest.raises(SlimeError, match="full"):
+        store.recover()
+    monkeypatch.undo()
+    with recording(live) as store:
+        assert [len(c.turns) for c in store.recover()] == [2, 2]
+
+
+def test_what_was_stated_of_a_session_outlives_its_server_before_anything_is_said(tmp_path):
+    live = tmp_path / "live"
+    with recording(live) as store:
+        _, text = scripted(tmp_path, "a")
+        sessions = Sessions(text, on_open=store.opened, on_turn=store.turn, on_end=store.end)
+        for name in ("kept", "ended"):
+            session = sessions.open(name, group="g")
+            session.base.label = "4"
+            sessions.keep(session)
+        sessions.end("ended")
+    with recording(live) as store:
+        (session,) = store.recover()
+    assert (session.id, session.group, session.base.label, session.turns) == ("kept", "g", "4", [])
+
+
+def test_a_session_that_cannot_be_written_does_not_keep_the_others_open(tmp_path, capsys):
+    _, text = scripted(tmp_path, "a", "b")
+    ended = []
+
+    def write(session, samples, why):
+        if session.id == "bad":
+            raise SlimeError("it cannot be written")
+        ended.append(session.id)
+
+    sessions = Sessions(text, on_end=write)
+    for name in ("bad", "good"):
+        sessions.open(name)
+
+    async def wait():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reap(sessions, 0.05), 0.5)
+
+    asyncio.run(wait())
+    assert ended == ["good"] and capsys.readouterr().err.count("it cannot be written") == 1
+
+
 def test_another_kind_of_state_is_refused(tmp_path):
     with pytest.raises(SlimeError, match="prompts from a file"):
         source(tmp_path).restore({"rows": 3})

@@ -113,6 +113,12 @@ def engine_routes(engine: EmbeddedEngine, *, allow_pickle: bool = False) -> list
     return [*generation.routes(engine, allow_pickle), *control.routes(engine, allow_pickle)]
 
 
+def url_at(host: str, port: int) -> str:
+    """Where a server that is bound to `host` is reached from this machine."""
+    seen = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{seen}]:{port}" if ":" in seen else f"http://{seen}:{port}"
+
+
 class Listener:
     """An application on an address, from within an event loop.
 
@@ -132,7 +138,7 @@ class Listener:
             await self._runner.cleanup()
             raise cannot_listen(host, port, error) from None
         found = self._runner.addresses[0][1]
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{found}"
+        return url_at(host, found)
 
     async def stop(self) -> None:
         """Stop listening; what is behind the application stays."""
