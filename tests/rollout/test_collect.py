@@ -168,6 +168,18 @@ def test_dead_engine_is_named():
         asyncio.run(collector.collect(1))
 
 
+def test_hanging_engine_meets_its_deadline():
+    class Hanging(ScriptedEngine):
+        async def generate(self, payload):
+            await asyncio.sleep(60 if payload["input_ids"][0][0] == 0 else 0)
+            return await super().generate(payload)
+
+    words = ("rollout.batch_size=32", "rollout.max_failed_fraction=0.1")
+    collector, _, _ = setup(Hanging(seeded), sets=words, timeout_s=0.3)
+    collection = asyncio.run(asyncio.wait_for(collector.collect(1), 30))
+    assert collection.metrics["rollout/failed"] == 2 and len(collection.groups) == 32
+
+
 def test_hanging_custom_generate_meets_its_deadline():
     async def hang(args, sample, sampling_params):
         await asyncio.sleep(60)

@@ -19,9 +19,10 @@ async def is_even(args, sample, **kwargs):
     return float(sample.tokens[-1] % 2 == 0)
 
 
-def run(recipe, answer, reward=is_even, greedy=False):
+def run(recipe, answer, reward=is_even, greedy=False, template="{{ x }}"):
     generator = Generator(engine=ScriptedEngine(answer), reward=reward, args=HookArgs(recipe), timeout_s=5.0)
-    sets = [EvalSet(name="holdout", rows=[Sample(prompt=f"p{i}", tokens=[i], label="x") for i in range(6)])]
+    rows = [Sample(prompt=f"p{i}", tokens=[i], label="x") for i in range(6)]
+    sets = [EvalSet(name="holdout", rows=rows, template=template)]
     return asyncio.run(evaluate(recipe, generator, sets, [2], greedy=greedy))["holdout"]
 
 
@@ -59,6 +60,8 @@ def test_spec_tells_settings_apart_but_not_answers():
         other = run(load_recipe("", (change,)), lambda ids, p: [0])
         assert other["spec_hash"] != base["spec_hash"]
         assert field in [name for name, _, _ in differences(base["spec"], other["spec"])]
+    other = run(load_recipe(""), lambda ids, p: [0], template="{{ y }}")
+    assert [name for name, _, _ in differences(base["spec"], other["spec"])] == ["template.chat"]
     assert run(load_recipe("", ("seed=5", "reward.timeout_s=9")), lambda ids, p: [0])["spec"] == base["spec"]
 
 

@@ -55,6 +55,23 @@ def test_a_cut_execution_has_the_weight_and_advantage_of_a_whole_one():
     assert sums[0][0] > 0 > sums[0][1]
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_a_cut_execution_pays_for_the_kl_of_all_its_samples(name):
+    """Nine tokens 1 nat off the reference, six of them said by the execution that is cut in two."""
+    section = AlgoSection(name=name, kl_coef=0.1, kl_place="reward", kl_type="k1", std_normalization=False)
+    found = []
+    for lengths in ((6,), (4, 2)):
+        cut = [part(0, 0, n, rollout_id=0, reward=1.0) for n in lengths]
+        batch = from_groups([[*cut, part(0, 1, 3, rollout_id=1, reward=0.0)]], temperature=1.0)
+        batch = batch.replace(old_log_probs=-1.0 * batch.loss_mask, ref_log_probs=-2.0 * batch.loss_mask)
+        advantages = algorithm(name).advantages(batch, section)
+        ids = torch.repeat_interleave(batch.rollout_ids, batch.lengths)
+        found.append([set(advantages[(ids == i) & (batch.loss_mask > 0)].tolist()) for i in (0, 1)])
+    assert found[0] == found[1]
+    (of_the_cut,), _ = found[0]  # 1 - 0.6 against 0 - 0.3: apart by 0.7
+    assert of_the_cut == pytest.approx(0.35 if name == "grpo" else 0.7)
+
+
 def test_an_execution_is_never_split_over_optimizer_steps():
     rows = [part(0, 0, 2, rollout_id=0, reward=1.0)] * 3 + [part(0, 1, 2, rollout_id=1, reward=0.0)]
     first, second = split_steps(from_groups([rows], temperature=1.0), 2)
