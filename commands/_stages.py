@@ -45,6 +45,13 @@ def do_model(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     return {"folder": str(folder), "sha256": files.sha256(folder / files.DONE)}
 
 
+def do_frozen(run: RunDir, recipe: Recipe) -> dict[str, Any]:
+    """Frozen models that are Megatron checkpoints as HF folders in the run."""
+    from slimecli.weights.source import materialise_frozen
+
+    return {role: str(folder) for role, folder in materialise_frozen(recipe, run).items()}
+
+
 def do_sft(
     run: RunDir, recipe: Recipe, cluster: Cluster | None = None, on_step: StepListener | None = None, **kwargs: Any
 ) -> dict[str, Any]:

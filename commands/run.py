@@ -124,7 +124,7 @@ def _trains(run: RunDir, recipe: Recipe, until: str) -> bool:
     from slimecli.pipeline import PIPELINE
     from slimecli.stage import why_new
 
-    training = [PIPELINE[name] for name in ("sft", "loop") if until not in ("data", "model")]
+    training = [PIPELINE[name] for name in ("sft", "loop") if until not in ("data", "model", "frozen")]
     return any(s.wanted(recipe) and why_new(s, run, recipe) for s in training)
 
 
@@ -169,6 +169,7 @@ def _works(
     return {
         "data": lambda: _stages.do_data(run, recipe),
         "model": lambda: _stages.do_model(run, recipe),
+        "frozen": lambda: _stages.do_frozen(run, recipe),
         "sft": lambda: _stages.do_sft(run, recipe, on_step=show_sft, **common),
         "loop": lambda: _stages.do_loop(run, recipe, on_step=show_loop, **common),
         "export": lambda: _stages.do_export(run, recipe),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -57,6 +58,11 @@ def shard_paths(folder: Path, indexed: Collection[str] | None = None) -> list[Pa
             raise DataError(f"{folder}: missing shard(s) {', '.join(missing)}", "download the model again")
         return shards
     shards = sorted(folder.glob("*.safetensors"))
+    if not shards and is_torch_dist(folder):
+        raise DataError(
+            f"{folder} is a Megatron checkpoint (torch_dist), and an HF folder is wanted",
+            shlex.join(["slime", "convert", "--from", str(folder), "--to", "hf", "--out", f"{folder}-hf"]),
+        )
     if not shards:
         other = [p.name for p in sorted(folder.iterdir()) if p.suffix in (".bin", ".pt", ".pth")]
         also = f" (only {', '.join(other[:3])}: pickled weights are not read)" if other else ""

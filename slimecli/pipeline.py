@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slimecli.errors import UsageError
+from slimecli.frozen import frozen_checkpoints
 from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection, DistillSection
 from slimecli.recipe_sections import Section
@@ -129,6 +130,13 @@ PIPELINE: dict[str, Stage] = {
             command=lambda run: f"slime run --resume --run {run.quoted} --until model",
         ),
         Stage(
+            name="frozen",
+            inputs=frozen_checkpoints,
+            outputs=lambda run, r: [run.frozen_dir(role) for role in frozen_checkpoints(r)],
+            wanted=lambda r: bool(frozen_checkpoints(r)),
+            command=lambda run: f"slime run --resume --run {run.quoted} --until frozen",
+        ),
+        Stage(
             name="sft",
             needs=("data", "model"),
             inputs=_sft_inputs,
@@ -138,7 +146,7 @@ PIPELINE: dict[str, Stage] = {
         ),
         Stage(
             name="loop",
-            needs=("data", "model", "sft"),
+            needs=("data", "model", "frozen", "sft"),
             inputs=_loop_inputs,
             outputs=lambda run, r: [run.checkpoint_dir(r.steps), run.weights_dir(r.steps)],
             wanted=lambda r: r.steps > 0,

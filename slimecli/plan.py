@@ -7,6 +7,7 @@ from typing import Any
 
 from slimecli import env
 from slimecli.errors import RecipeError
+from slimecli.frozen import with_copies
 from slimecli.placement import settled
 from slimecli.plan_algo import algorithm_warnings
 from slimecli.plan_checks import all_problems, count_data
@@ -26,7 +27,7 @@ from slimecli.plan_numbers import (
 )
 from slimecli.plan_rollout import rollout_warnings
 from slimecli.plan_sglang import sglang_values, sglang_warnings
-from slimecli.plan_spec import model_spec
+from slimecli.plan_spec import copies_bytes, model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 
@@ -63,16 +64,18 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
 
     Raises RecipeError with every problem at once.
     """
+    given, recipe = recipe, recipe if run is None else with_copies(recipe, run)
     problems = all_problems(recipe, run)
     if problems:
         raise RecipeError(problems)
+    copies = copies_bytes(given, run)
     machine = this_machine(run.root if run is not None else env.runs_root())
     spec = model_spec(recipe, run)
     on_gpu = machine.gpus > 0
     is_megatron = recipe.trainer.backend == "megatron"
     trainer = (megatron_bytes if is_megatron else trainer_bytes)(recipe, spec, on_gpu=on_gpu)
     engine = engine_bytes(recipe, spec, on_gpu)
-    disk = disk_bytes(recipe, spec)
+    disk = disk_bytes(recipe, spec, copies)
     needs_engine = recipe.steps > 0 and not recipe.engine.urls
     engines = recipe.engine.replicas if needs_engine else 0
     phases = phase_values(recipe, spec, trainer, engine, engines)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from slimecli.plan_spec import frozen_problems
 from slimecli.recipe import Recipe
 from slimecli.recipe_algo import AlgoSection, CorrectionSection, DistillSection
 from slimecli.rundir import RunDir
@@ -101,10 +101,13 @@ def check_distillation(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
         return
     if section.teacher and section.url:
         yield "`distill.teacher` and `distill.url` name two teachers; leave one of them empty"
-    if section.teacher and not (Path(section.teacher).expanduser() / "config.json").is_file():
-        yield f"`distill.teacher` = {section.teacher!r} is no model folder (it has no config.json)"
+    for problem in frozen_problems(section.teacher, has_weights=True) if section.teacher else ():
+        yield f"`distill.teacher` = {section.teacher!r}: {problem}"
     if section.url and not section.url.startswith(("http://", "https://", MODEL)):
-        yield f"`distill.url` = {section.url!r} is no address; use e.g. http://127.0.0.1:30000, or model:NAME"
+        yield (
+            f"`distill.url` = {section.url!r} is no address; use e.g. http://127.0.0.1:30000, or model:NAME; "
+            "a folder is for `distill.teacher` or `engine.models`"
+        )
     if section.url and recipe.rollout.temperature != 1:
         yield (
             f"`distill.url`: a server tells log-probs at temperature 1, and `rollout.temperature` = "

@@ -16,18 +16,15 @@ from slimecli.plan_layout import check_megatron, check_placement, check_router, 
 from slimecli.plan_reward import check_reward
 from slimecli.plan_rollout import check_rollout
 from slimecli.plan_source import check_source
-from slimecli.plan_spec import model_spec
+from slimecli.plan_spec import folder_problems, model_spec
 from slimecli.plan_tools import check_tools
 from slimecli.recipe import Recipe
-from slimecli.recipe_sections import ModelSection
 from slimecli.rundir import RunDir
 from slimecli.static import hook_problem, registry_names
 from slimecli.trainers.megatron.layout import data_ranks
 
 _FIELD = re.compile(r"[a-z_]+\.[a-z_]+(?:\.[a-z_]+)*")
 """dotted name of a recipe field in a message"""
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
-"""files of which transformers needs one to make a tokenizer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,13 +188,10 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     if model.source == "init" and not (model.name or model.path):
         yield "`model.source` = 'init' needs a shape: `model.name`, or `model.path` with a config.json"
     copied = run is not None and files.is_committed(run.model_dir)
-    told = headers.config_folder(Path(model.path).expanduser()) / "config.json"
-    lost = bool(model.path) and not copied and not told.is_file()
-    if lost:
-        where = "; put it into its folder hf" if headers.is_torch_dist(told.parent) else ""
-        yield f"`model.path` = {model.path!r}: there is no config.json{where}"
-    elif model.path and not copied:
-        yield from (f"`model.path` = {model.path!r}: {problem}" for problem in _folder_problems(model))
+    wanted = {"has_tokenizer": not model.tokenizer_vocab, "has_weights": model.source != "init"}
+    found = list(folder_problems(model.path, **wanted)) if model.path and not copied else []
+    yield from (f"`model.path` = {model.path!r}: {problem}" for problem in found)
+    lost = bool(found) and not (headers.config_folder(Path(model.path).expanduser()) / "config.json").is_file()
     if model.tokenizer_vocab and model.source != "init":
         yield "`model.tokenizer_vocab` trains a new tokenizer, which only fits new weights (`model.source` = 'init')"
     if model.name or (model.path and not lost):
@@ -217,22 +211,6 @@ def check_model(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
             f"`engine.max_context` = {recipe.engine.max_context} is below data.max_prompt_tokens + "
             f"rollout.max_response_tokens = {needed}"
         )
-
-
-def _folder_problems(model: ModelSection) -> Iterator[str]:
-    """What a local model folder lacks of what is taken from it."""
-    folder = Path(model.path).expanduser()
-    beside = headers.config_folder(folder)
-    if not model.tokenizer_vocab and not any((beside / name).is_file() for name in TOKENIZERS):
-        yield f"there is no tokenizer ({', '.join(TOKENIZERS)}); put the model's own tokenizer files there"
-    if model.source == "init" or headers.is_torch_dist(folder):
-        return  # only the shape is taken; or Megatron's files, which are read with torch
-    try:
-        index = headers.read_index(folder)
-        for shard in headers.shard_paths(folder, None if index is None else index.values()):
-            headers.read_header(shard)
-    except SlimeError as error:
-        yield f"{error.what}; {error.fix}"
 
 
 def check_names(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from slimecli.engines.router.programs import find as find_router
 from slimecli.engines.router.programs import words as router_words
@@ -11,7 +10,7 @@ from slimecli.engines.sglang.arguments import problems_of as sglang_problems
 from slimecli.errors import RecipeError, SlimeError
 from slimecli.placement import demand_of
 from slimecli.plan_machine import gpu_memories
-from slimecli.plan_spec import model_spec
+from slimecli.plan_spec import frozen_problems, model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.topology import topology_problems
@@ -66,8 +65,8 @@ def check_topology(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     """Whether groups of servers and served models make sense, and the models are there."""
     yield from topology_problems(recipe)
     for model in recipe.engine.models:
-        if not (Path(model.path).expanduser() / "config.json").is_file():
-            yield f"`engine.models` {model.name!r}: {model.path!r} is no model folder (it has no config.json)"
+        for problem in frozen_problems(model.path, has_weights=recipe.engine.backend == "embedded"):
+            yield f"`engine.models` {model.name!r}: {model.path!r}: {problem}"
 
 
 def check_placement(recipe: Recipe, run: RunDir | None) -> Iterator[str]:

@@ -157,8 +157,12 @@ def phase_values(
     return [Value(group="memory by phase", name=n, value=v, unit="bytes", reason=r) for n, v, r in rows]
 
 
-def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
-    """Space in the run directory, at most."""
+def disk_bytes(recipe: Recipe, spec: ModelSpec, frozen: int = 0) -> list[Value]:
+    """Space in the run directory, at most.
+
+    Args:
+        frozen: copies of frozen models (bytes).
+    """
     keep, published = recipe.checkpoint.keep, spec.weight_bytes(recipe.model.dtype)
     state = spec.params * (MASTER_BYTES + ADAM_BYTES)
     alone = state + published
@@ -180,6 +184,8 @@ def disk_bytes(recipe: Recipe, spec: ModelSpec) -> list[Value]:
     # the last version and the next; or a whole version, as much in changes, and the whole one that follows
     if recipe.steps and (copies := {"disk": 2, "disk_delta": 3}.get(kind, 0)):
         rows.append(("weights on their way", published * copies, f"sync.kind {kind}, until the end of the run"))
+    if frozen:
+        rows.append(("frozen models", frozen, "copies of Megatron checkpoints in HF form"))
     if recipe.sft.steps:
         rows.insert(0, ("SFT stage", alone * 2, "its newest checkpoint + the one being written"))
     return with_sum("disk", rows)

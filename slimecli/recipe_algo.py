@@ -112,7 +112,8 @@ class DistillSection(Section):
     """On-policy distillation: a teacher's log-probs of the policy's own answers."""
 
     teacher: str = ""
-    """HF folder of a frozen teacher with the policy's tokenizer, held by the trainer; empty: none"""
+    """frozen teacher with the policy's tokenizer, held by the trainer: an HF folder, or a Megatron checkpoint
+    (torch_dist) with its config in its folder `hf`; empty: none"""
     url: str = ""
     """server that has the teacher (SGLang's /generate); empty: none"""
     coef: float = Field(1.0, ge=0)

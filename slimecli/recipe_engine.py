@@ -26,7 +26,7 @@ class ServedModelSection(Section):
     name: str = Field(min_length=1)
     """how others call it: `model:NAME` in place of an address, args.sglang_model_routers[NAME] in hooks"""
     path: str = Field(min_length=1)
-    """its HF folder"""
+    """HF folder, or a Megatron checkpoint (torch_dist) with config and tokenizer in its folder `hf`"""
     replicas: int = Field(1, gt=0)
     """servers to start"""
     slots: int = Field(0, ge=0)

@@ -76,9 +76,9 @@ class RunDir:
         """HF folder of the starting model."""
         return self.root / "model" / "hf"
 
-    @property
-    def torch_dist_dir(self) -> Path:
-        return self.root / "model" / "torch_dist"
+    def frozen_dir(self, role: str) -> Path:
+        """HF folder of a frozen model that came as a Megatron checkpoint; beside it ROLE.json, which one."""
+        return self.root / "model" / role
 
     @property
     def data_dir(self) -> Path:

@@ -21,6 +21,7 @@ from slimecli.clock import Clock
 from slimecli.cluster import Cluster, open_cluster, sync_kind
 from slimecli.cluster.turns import Phase, Rests, Turns, nobody_waits
 from slimecli.errors import DataError, MissingStageError, SlimeError
+from slimecli.frozen import loadable
 from slimecli.loop import Collector, Parts
 from slimecli.pipeline import layout_change
 from slimecli.protocols import RolloutEngine, Trainer
@@ -141,8 +142,9 @@ class Session:
     def trainer(self, at_step: int) -> Trainer:
         """The trainer with the state after `at_step`."""
         if self._trainer is None:
-            total = self.recipe.optimizer_steps
-            self._trainer = self.cluster.open_trainer(self.recipe, start_weights(self.run, self.recipe), total)
+            recipe = loadable(self.recipe, self.run) if self.recipe.distill.teacher else self.recipe
+            start, total = start_weights(self.run, recipe), recipe.optimizer_steps
+            self._trainer = self.cluster.open_trainer(recipe, start, total)
             if at_step > 0:
                 folder = self.run.checkpoint_dir(at_step)
                 if change := layout_change(self.recipe, files.read_json(folder / files.DONE)):

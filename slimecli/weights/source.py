@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimecli import files
 from slimecli.errors import DataError, MissingStageError, UsageError
+from slimecli.frozen import frozen_checkpoints, frozen_copy, note_of
 from slimecli.headers import config_folder, is_torch_dist
 from slimecli.model_specs import ModelSpec, from_config, get_spec
 from slimecli.weights.check import check_folder
@@ -105,6 +106,23 @@ def materialise_model(recipe: Recipe, run: RunDir) -> Path:
     with files.committed_folder(run.model_dir, notes) as folder:
         take_model(source, folder, code=section.trust_remote_code)
     return run.model_dir
+
+
+def materialise_frozen(recipe: Recipe, run: RunDir) -> dict[str, Path]:
+    """Role -> HF folder in the run, of every frozen model that is a Megatron checkpoint: verified, made once."""
+    from slimecli.weights.convert import torch_dist_to_hf
+
+    found: dict[str, Path] = {}
+    for role, path in frozen_checkpoints(recipe).items():
+        folder = run.frozen_dir(role)
+        note = note_of(folder)
+        if frozen_copy(run, role, path) is None:
+            if not note.is_file() or files.read_json(note)["path"] != path:
+                shutil.rmtree(folder, ignore_errors=True)  # of another checkpoint
+                files.write_json(note, {"path": path})
+            torch_dist_to_hf(Path(path).expanduser(), folder)  # what was interrupted is gone on with
+        found[role] = folder
+    return found
 
 
 def take_model(source: Path, folder: Path, *, code: bool = False) -> None:

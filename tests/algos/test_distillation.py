@@ -15,6 +15,7 @@ from slimecli.recipe import load_recipe
 from slimecli.recipe_algo import AlgoSection, DistillSection
 from slimecli.rollout.teacher import Teacher
 from slimecli.types import Sample, SampleStatus
+from tests.models import tiny_model
 
 SECTION = DistillSection(url="http://teacher", coef=0.5)
 
@@ -123,7 +124,7 @@ def problems(*overrides):
     [
         (("distill.coef=2",), "`distill.coef` has no effect without a teacher"),
         (("distill.only=true",), "`distill.only` has no effect without a teacher"),
-        (("distill.teacher=/nowhere",), "no model folder"),
+        (("distill.teacher=/nowhere",), "there is no config.json"),
         (("distill.url=localhost:1",), "is no address"),
         (("distill.url=http://x", "rollout.temperature=0.7"), "at temperature 1, and `rollout.temperature` = 0.7"),
         (("distill.url=http://x", "distill.coef=0"), "does not listen"),
@@ -136,7 +137,7 @@ def test_each_contradiction_is_the_one_problem_told(overrides, expected):
 
 
 def test_what_goes_together_is_let_through(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    tiny_model(tmp_path)
     assert problems("distill.url=http://x", "distill.coef=0.3") == []
     assert problems(f"distill.teacher={tmp_path}", "rollout.temperature=0.7") == []
     assert len(problems(f"distill.teacher={tmp_path}", "distill.url=http://x")) == 1

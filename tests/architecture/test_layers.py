@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ports",
         "placement",
         "topology",
+        "frozen",
     ),
     ("algos", "batch"),
     (

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from slimecli import env
+from slimecli.weights.convert import hf_to_torch_dist
 from tests.equivalence.test_layouts import SMOOTH
 from tests.forked import slime, spawn_slime, succeed
-from tests.tiny_run import metrics, sets, weights
+from tests.tiny_run import assert_same_weights, metrics, sets, weights
 
 STEPS = 2
 
@@ -70,13 +71,17 @@ def test_a_teacher_beside_the_trainer_is_the_served_one(start, served, tmp_path)
 
 @pytest.mark.ray
 def test_a_frozen_model_is_served_beside_the_policy(start, tmp_path):
-    """Two servers behind a router; the run ends with none of them left."""
-    model = f"engine.models=[{{name='teacher', path='{start}', replicas=2, max_context=64}}]"
-    words = sets(f"steps={STEPS}", *SMOOTH, model, "distill.url='model:teacher'", "cluster.backend='ray'")
+    """Two servers behind a router, and one of a Megatron checkpoint; the run ends with none of them left."""
+    hf_to_torch_dist(start, tmp_path / "megatron", jobs=1)
+    judge = f"{{name='judge', path='{tmp_path}/megatron', max_context=64}}"
+    models = f"engine.models=[{{name='teacher', path='{start}', replicas=2, max_context=64}}, {judge}]"
+    words = sets(f"steps={STEPS}", *SMOOTH, models, "distill.url='model:teacher'", "cluster.backend='ray'")
     succeed("run", "--recipe", "quickstart", "--run", "r", *words, folder=tmp_path, run=spawn_slime)
     first, second = gaps(tmp_path / "runs/r")
     assert abs(first) < 1e-5 < abs(second)
     assert (tmp_path / "runs/r/logs/attempt_001/teacher_1.log").is_file()
+    assert (tmp_path / "runs/r/logs/attempt_001/judge_0.log").is_file()
+    assert_same_weights(tmp_path / "runs/r/model/served-judge", start)
 
 
 def test_a_teacher_that_is_gone_is_named(tmp_path):

@@ -11,6 +11,7 @@ from slimecli.weights.convert import hf_to_torch_dist
 from slimecli.weights.fingerprint import fingerprint
 from slimecli.weights.hf import HfFolder
 from slimecli.weights.source import materialise_model, resolve_model_dir
+from tests.forked import succeed
 from tests.models import tiny_model
 
 
@@ -57,6 +58,16 @@ def test_a_megatron_checkpoint_without_a_config_is_told_before_a_run(tmp_path):
     recipe = load_recipe("", ("model.source='path'", f"model.path='{tmp_path}/megatron'", *SHORT))
     problems = list(check_model(recipe, None))
     assert problems == [f"`model.path` = '{tmp_path}/megatron': there is no config.json; put it into its folder hf"]
+
+
+def test_where_only_a_folder_of_hugging_face_will_do_the_way_to_it_is_told(tmp_path):
+    hf_to_torch_dist(tiny_model(tmp_path / "m"), tmp_path / "megatron")
+    for checkpoint in (tmp_path / "megatron", tmp_path / "megatron/release"):
+        with pytest.raises(DataError, match="is a Megatron checkpoint") as told:
+            resolve_model_dir(str(checkpoint))
+        assert told.value.fix == f"slime convert --from {checkpoint} --to hf --out {checkpoint}-hf"
+        succeed(*told.value.fix.split()[1:], folder=tmp_path)
+        assert resolve_model_dir(f"{checkpoint}-hf")
 
 
 def test_new_weights_with_a_tokenizer_from_the_data(runs_root):
