@@ -63,6 +63,10 @@ class EnginePool:
         """Numbers of the engines that can be asked."""
         return list(range(len(self.engines)))
 
+    def _living(self) -> list[int]:
+        """Numbers of the engines that control calls go to."""
+        return list(range(len(self.engines)))
+
     def _pick(self, key: Any) -> int:
         usable = self._usable()
         if key is not None:
@@ -96,17 +100,17 @@ class EnginePool:
             raise type(error)(f"{self._name(index)}: {error.what}", error.fix) from error
 
     async def _all(self, act: Callable[[RolloutEngine], Awaitable[Any]], doing: str) -> list[Any]:
-        """Every usable engine; all are awaited before the first failure is raised."""
-        usable = self._usable()
-        answers = await asyncio.gather(*(act(self.engines[i]) for i in usable), return_exceptions=True)
-        wrong = [(i, a) for i, a in zip(usable, answers, strict=True) if isinstance(a, BaseException)]
+        """Every living engine; all are awaited before the first failure is raised."""
+        living = self._living()
+        answers = await asyncio.gather(*(act(self.engines[i]) for i in living), return_exceptions=True)
+        wrong = [(i, a) for i, a in zip(living, answers, strict=True) if isinstance(a, BaseException)]
         for _, error in wrong:
             if not isinstance(error, SlimeError):
                 raise error
         wrong = [(i, a) for i, a in wrong if not self._excuses(i, a)]
         if wrong:
             told = "; ".join(f"{self._name(i)}: {getattr(e, 'what', e)}" for i, e in wrong)
-            raise SlimeError(f"{doing} failed on {len(wrong)} of {len(usable)} engines: {told}", "see their logs")
+            raise SlimeError(f"{doing} failed on {len(wrong)} of {len(living)} engines: {told}", "see their logs")
         return [a for a in answers if not isinstance(a, BaseException)]
 
     def _excuses(self, index: int, error: BaseException) -> bool:

@@ -84,9 +84,29 @@ class Seat:
     watch: asyncio.Task[None] | None = None
     thread: threading.Thread | None = None
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether an engine is being started for it."""
+        return self.state == "down" and self.thread is not None and self.thread.is_alive()
+
 
 class GivenUpError(Exception):
     """The engine that a request waited for was given up."""
+
+
+class StaleError(Exception):
+    """An answer comes from weights that are older than those that every engine must hold."""
+
+
+def check_version(answer: Any, version: int) -> Any:
+    """The answer, or the list of them; StaleError where weights before `version` spoke last: whoever runs the engine
+    has started it anew, and it refused nobody meanwhile."""
+    for reply in answer if isinstance(answer, list) else [answer]:
+        meta = reply.get("meta_info") if isinstance(reply, dict) else None
+        said = str((meta or {}).get("weight_version") or version)
+        if version >= 0 and not (said.isdigit() and int(said) >= version):
+            raise StaleError(f"it answers with weights of version {said}, not {version}: it was started anew")
+    return answer
 
 
 async def bring_up_to_date(engine: HttpEngine, staged: StagedWeights, timeout_s: float) -> str:
@@ -104,3 +124,17 @@ def tell(log: Path | None, text: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as lines:
             lines.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+
+
+def tell_router(router: Front | None, log: Path | None, *, gone: str = "", new: str = "") -> None:
+    """An engine came or went. A router that does not answer finds out by itself, and is restarted with all engines that
+    it knew."""
+    if router is None:
+        return
+    try:
+        if gone:
+            router.remove(gone)
+        if new:
+            router.add(new)
+    except (SlimeError, OSError) as error:
+        tell(log, f"the router was not told that {gone or new} is {'gone' if gone else 'there'}: {error}")

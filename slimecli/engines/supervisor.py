@@ -11,10 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slimecli.engines import seats
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.http_errors import EngineUnreachableError
 from slimecli.engines.pool import Ask, EnginePool
-from slimecli.engines.seats import EnginesLostError, Front, GivenUpError, Policy, Seat, bring_up_to_date, tell
+from slimecli.engines.seats import EnginesLostError, GivenUpError, Policy, Seat
 from slimecli.engines.streaming import Tell
 from slimecli.errors import SlimeError
 from slimecli.protocols import Running
@@ -59,12 +60,14 @@ class SupervisedPool(EnginePool):
         self.policy = policy
         self.current: Callable[[], StagedWeights] | None = None
         self.count: Callable[[str, float], None] = lambda name, value: None
-        self.router: Front | None = None
+        self.router: seats.Front | None = None
         self.seats = [Seat(i) for i in range(len(engines))]
         self._respawn = respawn
         self._log = log
         self._weights = threading.Lock()
         """held while weights change: a new engine must not load what is being written"""
+        self._version = -1
+        """of the weights that every engine must hold; -1: before the first"""
         self._changing = False
         self._asleep: set[str] = set()
         self._fatal: EnginesLostError | None = None
@@ -92,10 +95,14 @@ class SupervisedPool(EnginePool):
             if self.seats[index].state != "up":
                 await self._one_is_up()
                 index = self._pick(None)
-            seat = self.seats[index]
+            seat, version = self.seats[index], self._version
             self._load[index] += count
             try:
-                return await self._guarded(seat, self._call(index, ask))
+                return seats.check_version(await self._guarded(seat, self._call(index, ask)), version)
+            except seats.StaleError as error:
+                told.append(f"{self._name(index)}: {error}")
+                if seat.state == "up":
+                    self._lose(seat, str(error))
             except GivenUpError:
                 told.append(f"{self._name(index)}: {seat.why}")
             except EngineUnreachableError as error:
@@ -222,7 +229,7 @@ class SupervisedPool(EnginePool):
         """Start an engine anew, as often as allowed."""
         begin, name, why = time.monotonic(), self._name(seat.number), seat.why
         old = self.engines[seat.number]
-        self._tell_router(old.url, None)
+        seats.tell_router(self.router, self._log, gone=old.url)
         while seat.restarts < self.policy.max_restarts and not self._closing:
             seat.restarts += 1
             try:
@@ -232,8 +239,9 @@ class SupervisedPool(EnginePool):
                 seat.why = error.what
                 continue
             seconds = time.monotonic() - begin
-            self._tell_router(None, engine.url)
-            tell(self._log, f"{name} died ({why}): restarted in {seconds:.1f} s at {engine.url}, {held}")
+            if seat.state == "up":
+                seats.tell_router(self.router, self._log, new=engine.url)
+            seats.tell(self._log, f"{name} died ({why}): restarted in {seconds:.1f} s at {engine.url}, {held}")
             self.count("engine/restarts", 1.0)
             self.count("engine/restart_seconds", seconds)
             asyncio.run(old.close())
@@ -242,33 +250,21 @@ class SupervisedPool(EnginePool):
         if not self._closing:
             left = sum(s.state == "up" for s in self.seats)
             told = f"not restarted (engine.max_restarts = {self.policy.max_restarts}); {left} engines are left"
-            tell(self._log, f"{name} died ({why}), {told}: {seat.why}")
+            seats.tell(self._log, f"{name} died ({why}), {told}: {seat.why}")
 
     def _seat_again(self, seat: Seat, engine: HttpEngine) -> str:
         """Give a new engine the current weights, and have it take part; what it holds."""
         with self._weights:
-            held, state = "holds the weights it started with", "up"
+            held, is_stale = "holds the weights it started with", False
             if self.current is not None:
                 try:
-                    held = asyncio.run(bring_up_to_date(engine, self.current(), self.policy.sync_timeout_s))
+                    held = asyncio.run(seats.bring_up_to_date(engine, self.current(), self.policy.sync_timeout_s))
                 except SlimeError as error:
                     asyncio.run(engine.health())
-                    held, state = f"waits for the next weights ({error.what})", "stale"
+                    held, is_stale = f"waits for the next weights ({error.what})", True
             self.engines[seat.number] = engine
-            seat.state = "up" if state == "up" else "stale"
+            seat.state = "stale" if is_stale else "up"
         return held
-
-    def _tell_router(self, gone: str | None, new: str | None) -> None:
-        """A router that does not answer finds out by itself, and is restarted with all engines that it knew."""
-        if self.router is None:
-            return
-        try:
-            if gone:
-                self.router.remove(gone)
-            if new:
-                self.router.add(new)
-        except (SlimeError, OSError) as error:
-            tell(self._log, f"the router was not told that {gone or new} is {'gone' if gone else 'there'}: {error}")
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +296,7 @@ class SupervisedPool(EnginePool):
                     begin = time.perf_counter()
                     is_done, receipts = run(self._push(staged, running))
                     if is_done:
-                        self.current = functools.partial(again, staged)
+                        self.current, self._version = functools.partial(again, staged), staged.update.version
                         self._take_along(run)
                 finally:
                     self._changing = False
@@ -327,10 +323,10 @@ class SupervisedPool(EnginePool):
         """To all engines that take part. False: it must be done once more, without those that were lost."""
         from slimecli.sync.push import push_each, sync_error
 
-        seats = [s for s in self.seats if s.state == "up"]
-        engines = [self.engines[s.number] for s in seats]
+        asked = [s for s in self.seats if s.state == "up"]
+        engines = [self.engines[s.number] for s in asked]
         outcomes = await push_each(engines, staged, self.policy.sync_timeout_s, running=running) if engines else []
-        lost = [(s, o) for s, o in zip(seats, outcomes, strict=True) if o.is_lost]
+        lost = [(s, o) for s, o in zip(asked, outcomes, strict=True) if o.is_lost]
         if any(o.trouble for o in outcomes) and not lost:
             raise sync_error(staged, outcomes)
         # in a process group all wait for all: what the others say beside a dead engine may be a consequence, or that
@@ -340,7 +336,7 @@ class SupervisedPool(EnginePool):
         for seat, outcome in lost:
             if seat.state == "up" and (is_late or seat not in answers):
                 self._lose(seat, outcome.trouble)
-        is_done = not any(o.trouble for s, o in zip(seats, outcomes, strict=True) if s.state == "up")
+        is_done = not any(o.trouble for s, o in zip(asked, outcomes, strict=True) if s.state == "up")
         return is_done, [o.receipt for o in outcomes if o.receipt is not None]
 
     def _take_along(self, run: Run) -> None:
@@ -349,10 +345,12 @@ class SupervisedPool(EnginePool):
         for seat in self.seats:
             if seat.state == "stale":
                 try:
-                    run(bring_up_to_date(self.engines[seat.number], self.current(), self.policy.sync_timeout_s))
-                    seat.state = "up"
+                    run(seats.bring_up_to_date(self.engines[seat.number], self.current(), self.policy.sync_timeout_s))
                 except SlimeError as error:
                     self._lose(seat, error.what)
+                    continue
+                seat.state = "up"
+                seats.tell_router(self.router, self._log, new=self.engines[seat.number].url)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -364,8 +362,13 @@ class SupervisedPool(EnginePool):
             self._lose(self.seats[index], error.what)
         return True
 
+    def _living(self) -> list[int]:
+        return [s.number for s in self.seats if s.state in ("up", "stale")] or super()._living()
+
     async def sleep(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
-        """Every engine. One that dies now is started at the next wake: memory was asked back."""
+        """Every engine, also those that are just being started. One that dies now is started at the next wake."""
+        while any(s.is_starting for s in self.seats):
+            await asyncio.sleep(POLL_S)
         self._asleep |= set(tags)
         await super().sleep(tags)
 
@@ -375,7 +378,7 @@ class SupervisedPool(EnginePool):
         self._asleep -= set(tags)
         if not self._asleep:
             for seat in self.seats:
-                if seat.state == "down" and (seat.thread is None or not seat.thread.is_alive()):
+                if seat.state == "down" and not seat.is_starting:
                     self._begin_restart(seat)
 
     @property

@@ -30,6 +30,28 @@ def held(pool):
     return pool.aio.run(look())
 
 
+def asleep(pool):
+    """What every engine has given up."""
+
+    async def look():
+        return [(await engine.info())["asleep"] for engine in pool.pool.engines]
+
+    return pool.aio.run(look())
+
+
+class Router:
+    """What a router would be told."""
+
+    def __init__(self):
+        self.told = []
+
+    def add(self, url):
+        self.told.append(("new", url))
+
+    def remove(self, url):
+        self.told.append(("gone", url))
+
+
 def test_an_engine_killed_in_mid_rollout_changes_no_answer(pool, publish, folders, capsys):
     pair = pool(2)
     publish(pair, 7)
@@ -210,16 +232,38 @@ def test_a_restarted_engine_whose_weights_are_gone_waits_for_the_next_ones(pool,
     def gone():
         raise SlimeError("the trainer has gone on")
 
-    pair.pool.current = gone
-    pair.engines[1].kill()
+    pair.pool.current, pair.pool.router = gone, Router()
+    router = pair.pool.router
+    old = pair.engines[1]
+    old.kill()
     pair.ask(range(4))
     end = time.monotonic() + 20
     while pair.pool.seats[1].state != "stale":
         assert time.monotonic() < end, pair.pool.seats
         time.sleep(0.01)
+    pair.pool.seats[1].thread.join(20)
     assert {a["meta_info"]["weight_version"] for a in pair.ask(range(8))} == {"1"}, "it is not asked"
+    assert router.told == [("gone", old.url)], "nor does the router ask it"
+    pair.aio.run(pair.pool.sleep())
+    assert asleep(pair) == [["kv_cache", "weights"]] * 2, "its memory is asked back as well"
+    pair.aio.run(pair.pool.wake())
     publish(pair, 2)
     assert [v for v, _ in held(pair)] == [2, 2] and pair.pool.seats[1].state == "up"
+    assert router.told[1:] == [("new", pair.engines[1].url)] and asleep(pair) == [[], []]
+    pair.pool.router = None
+
+
+def test_memory_is_asked_back_from_an_engine_that_is_just_being_started(pool, publish):
+    pair = pool(2)
+    publish(pair, 1)
+    pair.engines[1].kill()
+    pair.aio.run(pair.pool.abort())  # who asks it finds it dead
+    assert pair.pool.seats[1].state == "down"
+    pair.aio.run(pair.pool.sleep())
+    assert [s.state for s in pair.pool.seats] == ["up", "up"] and asleep(pair) == [["kv_cache", "weights"]] * 2
+    pair.aio.run(pair.pool.wake())
+    publish(pair, 2)
+    assert [v for v, _ in held(pair)] == [2, 2]
 
 
 def test_a_refusal_in_a_sync_is_an_error_and_no_reason_to_restart(pool, publish, folders):
@@ -296,3 +340,23 @@ def test_an_engine_that_others_run_takes_part_again_when_it_answers_again(stock,
         aio.run(pool.close())
     pool.seats[0].thread.join(10)
     assert f"engine 0 at {pair[0].url} died" in (tmp_path / "engines.log").read_text()
+
+
+def test_an_engine_that_was_started_anew_between_two_requests_is_not_believed(stock, publish, folders, tmp_path):
+    """Nobody asked it anything while it was gone: all that tells is the version in its answers."""
+    pair = stock.take(2)
+    pool = attach(load_recipe("", (f"engine.urls={[e.url for e in pair]}",)), log=tmp_path / "engines.log")
+    with asyncio.Runner() as aio:
+        front = SimpleNamespace(pool=pool, aio=aio)
+        publish(front, 4)
+        pair[0].kill()
+        stock.adopt(start_engine(folders[0], port=pair[0].port))
+
+        async def scene():
+            return await asyncio.gather(*(pool.generate(payload(i)) for i in range(6)))
+
+        assert {a["meta_info"]["weight_version"] for a in aio.run(scene())} == {"4"}
+        pool.seats[0].thread.join(20)
+        assert held(front) == [(4, fingerprint(HfFolder(folders[1]).iterate()))] * 2
+        aio.run(pool.close())
+    assert "answers with weights of version 0, not 4" in (tmp_path / "engines.log").read_text()
