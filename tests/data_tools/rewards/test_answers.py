@@ -19,6 +19,8 @@ RIGHT, WRONG = {"score": 1.0, "acc": 1.0}, {"score": -1.0, "acc": 0.0}
         ("Answer: 35", "34", WRONG),
         ("\\boxed{34}", "34", WRONG),
         ("Answer: 34" + " and so on" * 40, "34", WRONG),
+        ("Answer: 34\n" + "x" * 289, "34", RIGHT),
+        ("Answer: 34\n" + "x" * 290, "34", WRONG),  # its first letter is the 301st from the end
         ("Answer:\n34", "34", RIGHT),
         ("Answer: \\frac{34}{1}", "34", WRONG),
         ("", "34", WRONG),

@@ -9,7 +9,9 @@ from aiohttp import web
 from slimecli.data_tools.rewards import RewardTimeout, http, load_reward
 from slimecli.data_tools.rewards.judge import read_score
 from slimecli.errors import SlimeError, UsageError
+from slimecli.recipe import load_recipe
 from slimecli.recipe_reward import RewardSection
+from slimecli.rollout.args import HookArgs
 from slimecli.types import Sample
 from tests.models import tiny_model
 
@@ -251,6 +253,11 @@ def longer(args, first, second):
 def wrong(args, first, second):
     return "first"
 
+def noted(args, first, second):
+    with open(__file__.replace("own.py", "met.txt"), "a") as out:
+        print(first.index, second.index, file=out)
+    return longer(args, first, second)
+
 def short(args, sample, **kw):
     return 1.0 / (1 + len(sample.response))
 """
@@ -269,6 +276,31 @@ def test_own_comparisons(own):
     section["tournament"]["compare"] = own("wrong")
     with pytest.raises(SlimeError, match="returned 'first'"):
         asyncio.run(load_reward(RewardSection.model_validate(section))(None, samples))
+
+
+def bracket(own, tmp_path, seed, group, n):
+    """(who met whom in each meeting, scores) of an elimination in which the longer answer wins."""
+    (tmp_path / "met.txt").write_text("")
+    section = {"schedule": "single_elimination", "compare": own("noted"), "both_orders": False}
+    reward = load_reward(RewardSection.model_validate({"type": "tournament", "group": True, "tournament": section}))
+    samples = [Sample(index=i, group_index=group, response="x" * (i + 1)) for i in range(n)]
+    scores = asyncio.run(reward(HookArgs(load_recipe("", (f"seed={seed}",))), samples))
+    return [tuple(map(int, line.split())) for line in (tmp_path / "met.txt").read_text().splitlines()], scores
+
+
+def test_a_bracket_is_drawn_by_the_runs_seed_and_the_group(own, tmp_path):
+    first = bracket(own, tmp_path, 0, 0, 8)
+    assert bracket(own, tmp_path, 0, 0, 8) == first
+    by_group = {frozenset(map(frozenset, bracket(own, tmp_path, 0, group, 8)[0][:4])) for group in range(4)}
+    by_seed = {frozenset(map(frozenset, bracket(own, tmp_path, seed, 0, 8)[0][:4])) for seed in range(4)}
+    assert len(by_group) == len(by_seed) == 4, "of 105 first rounds"
+
+
+def test_nobody_sits_out_twice_in_a_row(own, tmp_path):
+    for seed in range(6):
+        met, _ = bracket(own, tmp_path, seed, 0, 5)  # two meetings, then one and one who sits out, then the final
+        idle = set(range(5)) - {i for pair in met[:2] for i in pair}
+        assert len(idle) == 1 and idle < set(met[2]), "who had no meeting in the first round has one in the second"
 
 
 def test_a_row_cannot_ask_for_a_tournament_of_its_own():
