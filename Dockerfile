@@ -1,3 +1,4 @@
+# Read and not built: no machine of this project has a Docker daemon.
 # CPU by default:     docker build -t slime .
 # with CUDA:          docker build -t slime --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
 #                     and `docker run --gpus all ...`

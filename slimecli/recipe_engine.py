@@ -110,7 +110,7 @@ class ClusterSection(Section):
     """Ray cluster to join; empty: start a local one"""
     placement: Literal["auto", "colocated", "disaggregated"] = "auto"
     """colocated: trainer and engines use the same GPUs in turn, the one sleeps while the other works; disaggregated:
-    each has its own; auto: disaggregated where the cluster has GPUs for both"""
+    each has its own; auto: disaggregated where the cluster has GPUs for both, or where they work at the same time"""
     gpus_per_machine: int = Field(8, gt=0)
     """GPUs of a machine: an engine with more of them is spread over several (sglang)"""
     start_timeout_s: float = Field(300.0, gt=0)

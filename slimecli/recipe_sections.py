@@ -59,8 +59,9 @@ class DataSection(Section):
     """Prompts, and demonstrations for SFT."""
 
     train: str = ""
-    """prompt data: .jsonl or .parquet, with optional slice FILE@[0:100]; `live:` or `live:RUN`: conversations that
-    `slime serve --record` keeps; empty: made by `source`"""
+    """prompt data: .jsonl, .parquet, .csv or .json, with optional slice FILE@[0:100]; a data set's folder, or the hub's
+    `hf://OWNER/NAME#SUBSET/SPLIT`; `live:` or `live:RUN`: conversations that `slime serve --record` keeps; empty: made
+    by `source`"""
     source: str = ""
     """generator of prompts, e.g. `reasoning_gym:basic_arithmetic`; empty: `train` is a file"""
     source_args: dict[str, Any] = {}
