@@ -97,7 +97,7 @@ class FullNorm(torch.nn.Module):
     """RMSNorm over all heads of queries or keys together.
 
     Every tensor-parallel rank has the whole weight and uses that of its heads: megatron-core adds up the gradients of
-    `q_layernorm` and `k_layernorm` over these ranks.
+    `q_layernorm` and `k_layernorm` over these ranks. Of fewer key heads than ranks, neighbouring ranks have the same.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float, heads: int) -> None:
@@ -106,15 +106,16 @@ class FullNorm(torch.nn.Module):
 
         self.group = parallel_state.get_tensor_model_parallel_group()
         self.width, self.eps = heads * hidden_size, eps
+        self.copies = max(self.group.size() // heads, 1)
         self.weight = torch.nn.Parameter(torch.ones(self.width, dtype=config.params_dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., local heads, head_dim], normalised over the heads of all ranks."""
         wide = x.flatten(-2).float()
         local = wide.shape[-1]
-        weight = self.weight[self.group.rank() * local :][:local]
+        weight = self.weight[self.group.rank() // self.copies * local :][:local]
         squares = _SummedBothWays.apply(wide.pow(2).sum(-1, keepdim=True), self.group)  # type: ignore[no-untyped-call]
-        normal = wide * torch.rsqrt(squares / self.width + self.eps)
+        normal = wide * torch.rsqrt(squares / (self.copies * self.width) + self.eps)
         return (weight * normal.to(x.dtype)).view(x.shape)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:

@@ -156,8 +156,8 @@ def _tensor(spec: ModelSpec, layout: Layout) -> list[str]:
         parts["shared-expert rows"] = spec.moe.shared_ffn
     out = []
     for what, count in parts.items():
-        # megatron-core shares key-value heads between ranks when there are fewer than ranks
-        if what == "key-value heads" and tp > count and tp % count == 0:
+        # megatron-core shares key-value heads between ranks when there are fewer than ranks, but not their output gates
+        if what == "key-value heads" and tp > count and tp % count == 0 and not spec.gated:
             continue
         if count % tp:
             near = nearest_sizes(tp, lambda n, c=count: c % n == 0, count)

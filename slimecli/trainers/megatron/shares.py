@@ -105,10 +105,10 @@ def _attention(spec: ModelSpec, tp: int) -> int:
             query = mla.q_rank * (hidden + 1 + wide * mla.qk_dim)
         keys = hidden * (mla.kv_rank + mla.rope_dim) + mla.kv_rank * (1 + wide * (mla.nope_dim + mla.v_dim))
         return query + keys + wide * mla.v_dim * hidden
-    q, kv = _heads(spec, tp)
+    q, both = spec.heads // tp * spec.head_dim, 2 * spec.kv_heads * spec.head_dim // tp
     whole = (spec.heads + spec.kv_heads) * spec.head_dim  # such norms are not split
     norms = {"head": 2 * spec.head_dim, "full": whole, "": 0}[spec.qk_norm]
-    return hidden * ((3 if spec.gated else 2) * q + 2 * kv) + (q + 2 * kv) * spec.qkv_bias + norms
+    return hidden * ((3 if spec.gated else 2) * q + both) + (q + both) * spec.qkv_bias + norms
 
 
 def _heads(spec: ModelSpec, tp: int) -> tuple[int, int]:

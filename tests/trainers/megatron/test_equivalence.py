@@ -20,6 +20,8 @@ SMALL = "trainer.max_tokens_per_micro_batch=48"
 """several micro-batches per rank"""
 TP2, PP2, CP2 = (f"{name}_parallel_size=2" for name in ("tensor_model", "pipeline_model", "context"))
 EP2, VPP2 = (f"{name}_model_parallel_size=2" for name in ("expert", "virtual_pipeline"))
+TP4 = "tensor_model_parallel_size=4"
+"""twice the key heads of a tiny model: pairs of ranks share one"""
 SP, ETP1, ETP2 = "sequence_parallel=true", "expert_tensor_parallel_size=1", "expert_tensor_parallel_size=2"
 UNEVEN = "decoder_first_pipeline_num_layers=1"
 FULL = ("recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1")
@@ -46,6 +48,7 @@ DENSE = [
     ("qwen3", megatron(PP2, CP2, processes=4)),
     ("qwen3", (*megatron(PP2, VPP2, *OVERLAP, processes=4), SMALL)),
     ("qwen2", megatron(TP2, SP, processes=2)),
+    ("qwen2", megatron(TP4, SP, processes=4)),
     ("llama", megatron(PP2, processes=2)),
     ("llama", megatron(CP2, processes=2)),
     ("glm4", megatron(TP2, SP, processes=2)),
@@ -61,6 +64,7 @@ EXPERTS = [
     ("qwen3_moe", megatron(TP2, SP, ETP1, processes=2)),
     ("qwen3_moe", megatron(TP2, SP, EP2, ETP1, processes=2)),
     ("qwen3_moe", megatron(TP2, SP, EP2, ETP2, processes=4)),
+    ("qwen3_moe", megatron(CP2, EP2, processes=2)),
     ("qwen3_moe", (*megatron(PP2, VPP2, EP2, processes=4), SMALL)),
     ("glm4_moe", megatron(TP2, SP, EP2, ETP1, *SELECTIVE, processes=2)),
     ("mixtral", megatron(TP2, SP, EP2, ETP1, processes=2)),
@@ -68,6 +72,7 @@ EXPERTS = [
     ("qwen2_moe", megatron(TP2, SP, EP2, ETP1, processes=2)),
     ("qwen2_moe", megatron(PP2, processes=2)),
     ("minimax_m2", megatron(TP2, SP, processes=2)),
+    ("minimax_m2", megatron(TP4, SP, processes=4)),
     ("deepseek_v3", megatron(TP2, SP, EP2, ETP1, processes=2)),
     ("deepseek_v3", (*megatron(PP2, CP2, processes=4), SMALL)),
     ("deepseek_v3", megatron(*FULL)),

@@ -33,6 +33,7 @@ def said(spec, **sizes):
         (DENSE, {"world": 3, "tp": 2}, "trainer.processes = 3 is not a multiple of TP x PP x CP = 2; 2 or 4 would be"),
         (DENSE, {"world": 3, "tp": 3}, "tensor-model-parallel-size 3 does not divide the 4 query heads; 2 or 4 does"),
         (DENSE, {"world": 8, "tp": 8}, "does not divide the 4 query heads; 4 does"),
+        (replace(DENSE, gated=True), {"world": 4, "tp": 4}, "does not divide the 2 key-value heads; 2 does"),
         (DENSE, {"world": 4, "pp": 4}, "6 layers cannot be divided over 4 pipeline parts"),
         (DENSE, {"world": 5, "pp": 5}, "6 layers cannot be divided over 5 pipeline parts"),
         (DENSE, {"world": 2, "pp": 2, "vpp": 2}, "6 layers cannot be divided over 4 pipeline parts; 3 or 6 would do"),

@@ -29,6 +29,7 @@ LAYOUTS = [
     ("qwen3", megatron(PP2, VPP2, processes=2)),
     ("qwen3", megatron(PP2, "decoder_first_pipeline_num_layers=1", processes=2)),
     ("qwen2", megatron(TP2, processes=2)),
+    ("qwen2", megatron("tensor_model_parallel_size=4", processes=4)),
     ("glm4", megatron(PP2, processes=2)),
     ("minimax_m2", megatron(TP2, SP, processes=2)),
     ("qwen3_moe", megatron(EP2, processes=2)),
