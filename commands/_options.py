@@ -33,7 +33,34 @@ AsOpt = Annotated[
         help="samples or sft (conversations); :best, :best=K, :passing, :min=X choose among a prompt's answers",
     ),
 ]
-OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="PATH", help="where the result goes")]
+STDOUT = "-"
+"""in place of a file: the standard output"""
+
+
+def not_stdout(option: typer.CallbackParam, path: str) -> str:
+    """Callback of options whose result is no text: `-` is refused."""
+    from slimecli.errors import UsageError
+
+    if path == STDOUT:
+        named = option.opts[0]
+        raise UsageError(
+            f"{named} -: the result is a folder or an archive, and the standard output takes text",
+            f"name a place; {named} ./- is one that is called so",
+        )
+    return path
+
+
+OutOpt = Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="where the result goes", callback=not_stdout)]
+TextOutOpt = Annotated[
+    str, typer.Option("--out", "-o", metavar="FILE|-", help="where the result goes; - is the standard output")
+]
+
+
+def is_stdout(path: str, *, json_: bool) -> bool:
+    """Whether the text goes to the standard output, which then has no room for --json."""
+    if path == STDOUT:
+        refuse_idle({"--json": json_}, "where the text itself goes to the standard output", "leave one of them out")
+    return path == STDOUT
 
 
 def refuse_idle(given: Mapping[str, object], why: str, fix: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slimecli.commands._options import JsonOpt
+from slimecli.commands._options import JsonOpt, not_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,7 +233,9 @@ def write_all(folder: str) -> list[str]:
 
 def cli(
     shell: Annotated[str, typer.Argument(metavar="[bash|zsh|fish]", help="whose script to print")] = "",
-    write: Annotated[str, typer.Option("--write", metavar="DIR", help="write all three scripts there")] = "",
+    write: Annotated[
+        str, typer.Option("--write", metavar="DIR", help="write all three scripts there", callback=not_stdout)
+    ] = "",
     json_: JsonOpt = False,
 ) -> None:
     """Print the completion script of a shell."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slimecli.commands._options import JsonOpt, OutOpt
+from slimecli.commands._options import JsonOpt, TextOutOpt, is_stdout
 
 EXAMPLES = [
     "slime init",
@@ -83,13 +83,16 @@ def _toml(value: object) -> str:
 
 def cli(
     base: Annotated[str, typer.Option("--from", metavar="NAME|FILE", help="recipe whose values are filled in")] = "",
-    out: OutOpt = "recipe.toml",
+    out: TextOutOpt = "recipe.toml",
     json_: JsonOpt = False,
 ) -> None:
     """Write a commented recipe into the current folder."""
     from slimecli import console
 
+    if is_stdout(out, json_=json_):
+        return console.emit_line(recipe_text(base, "recipe.toml").rstrip("\n"))
     path = write_recipe(out, base)
     console.emit({"file": path}) if json_ else console.emit_line(path)
     console.hint(f"slime plan --recipe {path}", "after editing it: everything that is wrong, at once")
     console.hint(f"slime run --recipe {path}", "do it")
+    return None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, ModelOpt, SetOpt
+from slimecli.commands._options import STDOUT, JsonOpt, ModelOpt, SetOpt
 
 EXAMPLES = [
     "slime recipes",
@@ -85,7 +85,7 @@ def list_algorithms() -> list[dict[str, str]]:
 def cli(
     action: Annotated[str, typer.Argument(metavar="[show|copy]", help="what to do; nothing: list")] = "",
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="recipe name or TOML file")] = "",
-    target: Annotated[str, typer.Argument(metavar="[FILE]", help="file to copy to")] = "",
+    target: Annotated[str, typer.Argument(metavar="[FILE]", help="file to copy to; - is the standard output")] = "",
     fields: Annotated[bool, typer.Option("--fields", help="every recipe field with default and help")] = False,
     algorithms: Annotated[bool, typer.Option("--algorithms", help="the algorithms algo.name can name")] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help="with show: every value in force, as JSON")] = False,
@@ -107,7 +107,7 @@ def cli(
         console.hint("slime run --recipe NAME", "do it")
     elif action == "show" and name and resolved:
         console.emit_line(resolve_recipe(name, tuple(set_ or ()), model).rstrip("\n"))
-    elif action == "show" and name:
+    elif name and (action == "show" or (action == "copy" and target == STDOUT)):
         text = show_recipe(name)
         console.emit({"name": name, "toml": text}) if json_ else console.emit_line(text.rstrip("\n"))
     elif action == "copy" and name and target:

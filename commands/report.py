@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimecli.commands._options import JsonOpt, OutOpt, RunOpt
+from slimecli.commands._options import JsonOpt, RunOpt, TextOutOpt, is_stdout, not_stdout, refuse_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = [
     "slime report --run quickstart",
     "slime report --run quickstart --out report.html --bundle quickstart.zip",
+    "slime report --run quickstart --out - > report.html",
 ]
 
 BUNDLED = (
@@ -64,8 +65,10 @@ def write_bundle(run: RunDir, out: Path) -> list[str]:
 def cli(
     run: Annotated[str, typer.Argument(metavar="[NAME|DIR]", help="the run")] = "",
     run_option: RunOpt = "",
-    out: OutOpt = "",
-    bundle: Annotated[str, typer.Option("--bundle", metavar="FILE.zip", help="also pack the run's records")] = "",
+    out: TextOutOpt = "",
+    bundle: Annotated[
+        str, typer.Option("--bundle", metavar="FILE.zip", help="also pack the run's records", callback=not_stdout)
+    ] = "",
     json_: JsonOpt = False,
 ) -> None:
     """Write a run as one HTML file: curves, stages, answers before and after, recipe."""
@@ -73,19 +76,23 @@ def cli(
 
     from slimecli import console
     from slimecli.errors import UsageError
+    from slimecli.observe.report import render_report
     from slimecli.rundir import open_run
 
     name = run or run_option
     if not name:
         raise UsageError("which run?", "slime report --run NAME; `slime runs` lists them")
     target = open_run(name)
+    if is_stdout(out, json_=json_):
+        refuse_idle({"--bundle": bundle}, "where the report goes to the standard output", "call it once for each")
+        return console.emit_line(render_report(target).rstrip("\n"))
     result: dict[str, Any] = {"report": str(write_report(target, Path(out) if out else target.report_path))}
     if bundle:
         result["bundle"], result["bundled"] = bundle, write_bundle(target, Path(bundle))
     if json_:
-        console.emit(result)
-        return
+        return console.emit(result)
     console.emit_line(result["report"])
     if bundle:
         console.emit_line(bundle)
         console.note(f"{len(result['bundled'])} files, without weights and training samples")
+    return None

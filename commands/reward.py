@@ -217,7 +217,7 @@ def _score(recipe: Recipe, data: str, selection: str, limit: int, *, said: bool)
     from slimecli.errors import DataError, PartialError, UsageError
 
     chosen, left = parse_selection(selection), Counter[str]()
-
+    data = "" if data == "-" else data
     if data and not Path(data).is_file():
         raise UsageError(f"no file {data}", "slime reward score samples.jsonl, or feed them on stdin")
     with Path(data).open("rb") if data else sys.stdin.buffer as stream:
