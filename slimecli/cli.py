@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import itertools
 import os
+import select
 import signal
 import sys
 import traceback
@@ -145,6 +147,15 @@ def _dispatch(argv: list[str]) -> int:
     return code if argv else ExitCode.USAGE
 
 
+def _unread() -> list[int]:
+    """Which of standard output and error are pipes that nobody reads any more: other pipes may break, too."""
+    watch = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            watch.register(stream.fileno(), 0)
+    return [stream for stream, event in watch.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+
+
 def _explain(error: BaseException, argv: list[str]) -> int:
     """Say what went wrong and return the exit code."""
     if isinstance(error, SlimeError):
@@ -157,9 +168,9 @@ def _explain(error: BaseException, argv: list[str]) -> int:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         console.fail("interrupted")
         return ExitCode.INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        # the interpreter flushes stdout once more at its end, into the closed pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError) and (unread := _unread()):
+        for stream in unread:  # the interpreter flushes it once more at its end, into the closed pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return ExitCode.OK
     if isinstance(error, OSError) and error.errno in MACHINE_TROUBLE:
         console.fail(f"{error.strerror}: {error.filename or 'standard output'}\n  fix: {MACHINE_TROUBLE[error.errno]}")

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -170,6 +171,19 @@ def test_a_reader_that_goes_away_is_no_error():
     process.stdout.close()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_success(command, capsys):
+    """One to a helper that died, say: only where nobody reads what is printed is there nothing left to do."""
+
+    def raises() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    command(raises)
+    assert cli.run(["recipes"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: BrokenPipeError: ")
+    Path(re.search(r"traceback: (\S+)", err)[1]).unlink()
 
 
 def test_a_full_disk_behind_stdout_is_no_bug():
