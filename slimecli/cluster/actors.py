@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from slimecli import env
 from slimecli.cluster.turns import Rests
+from slimecli.errors import SlimeError
 from slimecli.ports import listen
 from slimecli.recipe import Recipe, validate_recipe
 
@@ -119,6 +120,10 @@ class TrainerHost:
         _prepare_process(log, threads, gpus)
         self._trainer: Trainer | None = None
         self._one_host = False
+        self._staged = -1
+        """the last version"""
+        self._has_gone_on = False
+        """since then"""
         self._door: socket.socket | None = None
 
     def address(self, one_host: bool) -> tuple[str, int]:
@@ -158,6 +163,7 @@ class TrainerHost:
         self.close()
         resolved = validate_recipe(recipe)
         self._one_host = resolved.is_one_host
+        self._staged, self._has_gone_on = -1, False
         self._trainer = open_trainer(resolved, Path(model_dir), total_steps=total_steps)
 
     @property
@@ -176,14 +182,23 @@ class TrainerHost:
         """Trainer.step, over numpy."""
         from slimecli.batch import TrainBatch
 
+        self._has_gone_on = True
         return self._open.step(TrainBatch.from_numpy(batch))
 
     def stage(self, kind: SyncKind, version: int, folder: str, like: str) -> StagedWeights:
-        """sync.stage.stage_weights over this trainer's weights."""
+        """sync.stage.stage_weights over this trainer's weights.
+
+        A version that was staged already, for an engine that comes late, is refused once there are other weights: they
+        would count as published (`old_policy`), and are not what that engine needs.
+        """
         from slimecli.sync.stage import stage_weights
 
+        if self._has_gone_on and version <= self._staged:
+            raise SlimeError(f"the trainer has gone on since version {version}", "the next version is for all")
         where = {"folder": Path(folder), "like": Path(like)}
-        return stage_weights(self._open.weights(), kind, version=version, one_host=self._one_host, **where)
+        staged = stage_weights(self._open.weights(), kind, version=version, one_host=self._one_host, **where)
+        self._staged, self._has_gone_on = version, False
+        return staged
 
     def named_weights(self) -> list[tuple[str, np.ndarray]]:
         """Every weight as numpy; for small models and tests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,10 @@ class TrainerGroup:
     def __init__(self, hosts: list[Any], start_timeout_s: float, places: list[Place], *, one_host: bool) -> None:
         self._hosts = hosts
         self._timeout_s = start_timeout_s
-        self._is_idle = True
+        self._open_calls = 0
+        self._order = threading.Lock()
+        """an engine that was started anew may ask for weights from a thread of its own: ranks that got calls in
+        different orders would wait for each other"""
         self._names = [f"trainer rank {rank}" for rank in range(len(hosts))]
         host, port = wait([hosts[0].address.remote(one_host)], "trainer rank 0 to start", start_timeout_s)[0]
         joined = [
@@ -48,10 +52,12 @@ class TrainerGroup:
         wait(opened, "the trainer to load the model", self._timeout_s, self._names)
 
     def _all(self, method: str, *args: Any, what: str) -> Any:
-        self._is_idle = False
-        refs = [getattr(h, method).remote(*args) for h in self._hosts]
+        with self._order:
+            self._open_calls += 1
+            refs = [getattr(h, method).remote(*args) for h in self._hosts]
         result = wait(refs, what, _WORK_DEADLINE_S, self._names)[0]
-        self._is_idle = True
+        with self._order:
+            self._open_calls -= 1
         return result
 
     def log_probs(self, batch: TrainBatch, model: ModelName = "policy") -> torch.Tensor:
@@ -104,5 +110,5 @@ class TrainerGroup:
 
         After a call that failed or was interrupted they may be dead, or busy for long: the cluster ends them.
         """
-        if self._is_idle:
+        if not self._open_calls:
             self._all("close", what="the trainer to close")
