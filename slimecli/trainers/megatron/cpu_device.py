@@ -149,6 +149,12 @@ def _experts() -> None:
     dispatcher.maybe_move_tensor_to_cpu = to_host
 
 
+def _compiled_functions() -> None:
+    """Small functions (routers' counts, output gates) are compiled for a GPU; on a CPU that takes a C++ compiler and
+    half a minute, and gains nothing. Goes when megatron-core asks where it is."""
+    torch.compiler.set_stance("force_eager")
+
+
 def _uneven_collectives() -> None:
     """all_gather and reduce_scatter of parts that differ in size (expert tensor parallelism), which NCCL takes. Goes
     when gloo takes them."""
@@ -184,6 +190,7 @@ ANSWERS = (
     _synchronize,
     _streams,
     _experts,
+    _compiled_functions,
     _uneven_collectives,
     _device_literals,
 )

@@ -98,6 +98,21 @@ def test_every_replacement_is_made_once():
     assert not available
 
 
+def compiled():
+    """As megatron-core decorates its functions."""
+
+    def backend(graph, inputs):
+        raise AssertionError("there may be no C++ compiler")
+
+    function = torch.compile(lambda x: x + 1, backend=backend)
+    cpu_device.install()
+    return function(torch.zeros(2)).tolist()
+
+
+def test_nothing_is_compiled():
+    assert run_ranks(1, compiled, join=False) == [[1.0, 1.0]]
+
+
 def uneven(rank_rows):
     """all_gather and reduce_scatter of parts of several sizes, and of one."""
     cpu_device.install()
