@@ -22,11 +22,12 @@ def tell_backend(run: RunDir, recipe: Recipe) -> None:
     """What the training backend sets whatever the recipe leaves open, with the reasons."""
     if recipe.trainer.backend != "megatron":
         return
-    from slimecli.plan_machine import this_machine
+    from slimecli.plan_machine import runs_on_gpus, this_machine
     from slimecli.plan_megatron import decided_values
     from slimecli.plan_spec import model_spec
 
-    for value in decided_values(recipe, model_spec(recipe, run), on_gpu=this_machine(run.root).gpus > 0):
+    on_gpu = runs_on_gpus(recipe, this_machine(run.root).gpus)
+    for value in decided_values(recipe, model_spec(recipe, run), on_gpu=on_gpu):
         console.note(f"megatron: {value.name} = {value.value}  ({value.reason})")
 
 

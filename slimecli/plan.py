@@ -12,7 +12,7 @@ from slimecli.placement import settled
 from slimecli.plan_algo import algorithm_warnings
 from slimecli.plan_checks import all_problems, count_data
 from slimecli.plan_gpus import GPU_MEMORY, gpu_demand, gpu_problems, gpu_values
-from slimecli.plan_machine import Machine, measure, this_machine
+from slimecli.plan_machine import Machine, measure, runs_on_gpus, this_machine
 from slimecli.plan_megatron import decided_values, megatron_bytes
 from slimecli.plan_numbers import (
     Value,
@@ -71,7 +71,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     copies = copies_bytes(given, run)
     machine = this_machine(run.root if run is not None else env.runs_root())
     spec = model_spec(recipe, run)
-    on_gpu = machine.gpus > 0
+    on_gpu = runs_on_gpus(recipe, machine.gpus)
     is_megatron = recipe.trainer.backend == "megatron"
     trainer = (megatron_bytes if is_megatron else trainer_bytes)(recipe, spec, on_gpu=on_gpu)
     engine = engine_bytes(recipe, spec, on_gpu)
@@ -93,7 +93,7 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
     memory = max(int(v.value) for v in phases)
     # the estimated part may be off by a factor, so it can warn but not refuse
     estimated = sum(int(v.value) for v in trainer if "estimated" in v.name) * recipe.trainer.processes
-    problems = machine_problems(machine, memory - estimated, total_of(disk), run)
+    problems = machine_problems(machine, 0 if on_gpu else memory - estimated, total_of(disk), run)
     problems += gpu_problems(recipe, machine.gpus)
     problems += shared_memory_problems(recipe, machine, spec.weight_bytes(recipe.model.dtype))
     if problems:
@@ -112,7 +112,11 @@ def make_plan(recipe: Recipe, *, run: RunDir | None = None, measured: bool = Fal
 
 
 def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | None) -> list[str]:
-    """What this machine cannot hold at all. Memory is judged without a GPU only: what a GPU frees is not known here."""
+    """What this machine cannot hold at all.
+
+    Args:
+        memory: 0 where GPUs hold it, those of a cluster included: what they free is not known here.
+    """
     problems = []
     already = sum(p.stat().st_size for p in run.root.rglob("*") if p.is_file()) if run is not None else 0
     if disk - already > machine.disk_free_bytes:
@@ -120,7 +124,7 @@ def machine_problems(machine: Machine, memory: int, disk: int, run: RunDir | Non
             f"the run needs about {disk / 1e9:.3g} GB of disk, {machine.disk_free_bytes / 1e9:.3g} GB are free; lower "
             "checkpoint.keep, or move the runs with SLIME_RUNS"
         )
-    if not machine.gpus and memory > machine.memory_bytes:
+    if memory > machine.memory_bytes:
         problems.append(
             f"trainer and engines need about {memory / 1e9:.1f} GB of memory, {machine.memory_bytes / 1e9:.1f} GB are "
             "free; lower engine.slots, or take a smaller model"
@@ -148,7 +152,7 @@ def device_warnings(recipe: Recipe, machine: Machine, on_device: int) -> list[st
         on_device: bytes that one GPU has to hold at a time.
     """
     offloads = recipe.algo.name == "ppo" and recipe.algo.critic_offload
-    if offloads and not machine.gpus:
+    if offloads and not runs_on_gpus(recipe, machine.gpus):
         return ["algo.critic_offload frees memory of a GPU; without one it only copies"]
     if not machine.gpus or on_device <= machine.gpu_memory_bytes:
         return []
@@ -169,7 +173,9 @@ def warnings(recipe: Recipe, machine: Machine, engines: int) -> list[str]:
     # where trainer and engines take turns, only the larger of the two has to fit
     busiest = max(recipe.trainer.processes * recipe.trainer.threads, engines * recipe.engine.threads)
     busiest = threads if recipe.rollout.overlaps else busiest
-    if busiest > machine.cpus and not machine.gpus:
+    if recipe.cluster.address and not machine.gpus:
+        found.append("this machine has no GPU: the numbers are for a cluster of GPUs, which only the run will see")
+    if busiest > machine.cpus and not runs_on_gpus(recipe, machine.gpus):
         found.append(f"{threads} threads on {machine.cpus} processors: they will wait for each other")
     if recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0 or recipe.rollout.min_p > 0:
         found.append("rollout.top_p, top_k or min_p cut the distribution: the trainer's policy ratio is biased")

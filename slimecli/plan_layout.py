@@ -9,7 +9,7 @@ from slimecli.engines.router.programs import words as router_words
 from slimecli.engines.sglang.arguments import problems_of as sglang_problems
 from slimecli.errors import RecipeError, SlimeError
 from slimecli.placement import demand_of
-from slimecli.plan_machine import gpu_memories
+from slimecli.plan_machine import gpu_memories, runs_on_gpus
 from slimecli.plan_spec import frozen_problems, model_spec
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
@@ -27,7 +27,7 @@ def check_megatron(recipe: Recipe, run: RunDir | None) -> Iterator[str]:
     except SlimeError:
         return  # told by the check of the model
     try:
-        yield from problems_of(recipe, spec, on_gpu=bool(gpu_memories()))
+        yield from problems_of(recipe, spec, on_gpu=runs_on_gpus(recipe, len(gpu_memories())))
     except SlimeError as error:
         yield f"{error.what}; {error.fix}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slimecli.errors import SlimeError
 from slimecli.files import existing_parent
+from slimecli.recipe import Recipe
 
 _MEASURE = """
 import json, sys, time, torch
@@ -88,6 +89,11 @@ def _available_memory() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(free, int(text)) if text.isdigit() else free
+
+
+def runs_on_gpus(recipe: Recipe, gpus: int) -> bool:
+    """Whether processes of the run have GPUs: this machine's, or those that a cluster which is joined is taken to have."""
+    return gpus > 0 or bool(recipe.cluster.address)
 
 
 def gpu_memories() -> list[int]:

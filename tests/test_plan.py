@@ -189,6 +189,21 @@ def test_what_the_machine_cannot_hold_is_a_problem(rows, monkeypatch):
     assert machine_problems(small, 10**8, 10**8, None) == []
 
 
+def test_the_memory_of_a_cluster_is_not_this_machines(rows, monkeypatch):
+    small = dataclasses.replace(MACHINE, memory_bytes=10**9)
+    monkeypatch.setattr("slimecli.plan.this_machine", lambda folder: small)
+    assert any("of memory" in p for p in problems(rows))
+    joined = make_plan(validate_recipe(tree(rows, cluster={"address": "10.0.0.1:6379"})))
+    assert any("a cluster of GPUs" in w for w in joined.warnings)
+    assert not any("wait for each other" in w for w in joined.warnings)
+
+
+def test_arguments_that_need_a_gpu_may_go_to_a_cluster(rows):
+    wanted = megatron(2, **{"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0})
+    assert any("needs a GPU" in p for p in problems(rows, **wanted))
+    check_recipe(validate_recipe(tree(rows, cluster={"address": "10.0.0.1:6379"}, **wanted)))
+
+
 def test_memory_by_phase_adds_processes_and_copies():
     recipe = validate_recipe({"trainer": {"processes": 2}, "engine": {"replicas": 3}, "algo": {"kl_coef": 0.1}})
     spec = get_spec("qwen3-0.6b")
