@@ -114,15 +114,14 @@ def problems(spec: ModelSpec, layout: Layout) -> list[str]:
         )
     elif (layout.world // layout.pp) % (layout.ep * layout.etp):
         stage = layout.world // layout.pp
-        near = nearest_sizes(layout.ep, lambda n: stage % (n * layout.etp) == 0, stage)
+        near = nearest_sizes(layout.ep, lambda n: stage % (n * layout.etp) == 0 and _shares_experts(spec, n), stage)
         out.append(
             f"expert-model-parallel-size {layout.ep} x expert-tensor-parallel-size {layout.etp} does not divide the "
             f"{stage} processes of a pipeline stage; {near} x {layout.etp} does"
         )
     out += _tensor(spec, layout)
     out += _pipeline(spec, layout)
-    if layout.ep > 1 or layout.etp != layout.tp:
-        out += _experts(spec, layout)
+    out += _experts(spec, layout)
     if layout.sp and layout.tp == 1:
         out.append("sequence-parallel needs a tensor-model-parallel-size above 1")
     if spec.moe is not None and layout.tp > 1 and not layout.sp:
@@ -154,15 +153,19 @@ def _tensor(spec: ModelSpec, layout: Layout) -> list[str]:
         parts["MLP rows"] = spec.ffn
     if spec.moe is not None and spec.moe.shared_ffn:
         parts["shared-expert rows"] = spec.moe.shared_ffn
-    out = []
-    for what, count in parts.items():
+
+    def divides(size: int, what: str) -> bool:
+        count = parts[what]
         # megatron-core shares key-value heads between ranks when there are fewer than ranks, but not their output gates
-        if what == "key-value heads" and tp > count and tp % count == 0 and not spec.gated:
-            continue
-        if count % tp:
-            near = nearest_sizes(tp, lambda n, c=count: c % n == 0, count)
-            out.append(f"tensor-model-parallel-size {tp} does not divide the {count} {what}; {near} does")
-    return out
+        shared = what == "key-value heads" and size > count and size % count == 0 and not spec.gated
+        return count % size == 0 or shared
+
+    near = nearest_sizes(tp, lambda n: all(divides(n, what) for what in parts), max(parts.values()))
+    return [
+        f"tensor-model-parallel-size {tp} does not divide the {count} {what}; {near} does"
+        for what, count in parts.items()
+        if not divides(tp, what)
+    ]
 
 
 def _pipeline(spec: ModelSpec, layout: Layout) -> list[str]:
@@ -198,9 +201,15 @@ def _experts(spec: ModelSpec, layout: Layout) -> list[str]:
     if spec.moe is None:
         return [f"expert-model-parallel-size {layout.ep}: {spec.name} has no experts"] if layout.ep > 1 else []
     out = []
-    if spec.moe.experts % layout.ep:
-        near = nearest_sizes(layout.ep, lambda n: spec.moe.experts % n == 0, spec.moe.experts)
+    if not _shares_experts(spec, layout.ep):
+        near = nearest_sizes(layout.ep, lambda n: _shares_experts(spec, n), spec.moe.experts)
         out.append(f"expert-model-parallel-size {layout.ep} does not divide {spec.moe.experts} experts; {near} does")
-    if spec.moe.ffn % layout.etp:
-        out.append(f"expert-tensor-parallel-size {layout.etp} does not divide {spec.moe.ffn} rows of an expert")
+    rows = spec.moe.ffn
+    if rows % layout.etp:
+        near = nearest_sizes(layout.etp, lambda n: rows % n == 0, rows)
+        out.append(f"expert-tensor-parallel-size {layout.etp} does not divide {rows} rows of an expert; {near} does")
     return out
+
+
+def _shares_experts(spec: ModelSpec, ranks: int) -> bool:
+    return spec.moe is None or spec.moe.experts % ranks == 0

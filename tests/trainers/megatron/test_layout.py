@@ -34,6 +34,18 @@ def said(spec, **sizes):
         (DENSE, {"world": 3, "tp": 3}, "tensor-model-parallel-size 3 does not divide the 4 query heads; 2 or 4 does"),
         (DENSE, {"world": 8, "tp": 8}, "does not divide the 4 query heads; 4 does"),
         (replace(DENSE, gated=True), {"world": 4, "tp": 4}, "does not divide the 2 key-value heads; 2 does"),
+        # 7 divides the 28 query heads, but neither the 4 key-value heads nor the MLP
+        (
+            get_spec("qwen2.5-7B"),
+            {"world": 8, "tp": 8},
+            "tensor-model-parallel-size 8 does not divide the 28 query heads; 4 does",
+        ),
+        (MOE, {"world": 6, "ep": 4}, "does not divide the 6 processes of a pipeline stage; 2 x 1 does"),
+        (
+            replace(MOE, moe=replace(MOE.moe, ffn=22)),
+            {"world": 4, "tp": 4, "sp": True},
+            "4 does not divide 22 rows of an expert; 2 or 11 does",
+        ),
         (DENSE, {"world": 4, "pp": 4}, "6 layers cannot be divided over 4 pipeline parts"),
         (DENSE, {"world": 5, "pp": 5}, "6 layers cannot be divided over 5 pipeline parts"),
         (DENSE, {"world": 2, "pp": 2, "vpp": 2}, "6 layers cannot be divided over 4 pipeline parts; 3 or 6 would do"),
