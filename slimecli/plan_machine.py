@@ -92,7 +92,7 @@ def _available_memory() -> int:
 
 
 def runs_on_gpus(recipe: Recipe, gpus: int) -> bool:
-    """Whether processes of the run have GPUs: this machine's, or those that a cluster which is joined is taken to have."""
+    """Whether the run has GPUs: this machine's, or those that a cluster which is joined is taken to have."""
     return gpus > 0 or bool(recipe.cluster.address)
 
 
