@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from slimecli import files
-from slimecli.data_tools.columns import Item, read_item
+from slimecli.data_tools.columns import Item, read_item, with_template
 from slimecli.data_tools.conversations import tokens_and_mask
 from slimecli.data_tools.demonstrations import load_demonstration
 from slimecli.data_tools.formats import Placed, Row, dump_row, placed_rows
@@ -310,7 +310,8 @@ def _demonstrations(train: Iterable[Row], section: DataSection, seed: int) -> It
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         extra = {section.tool_key: row[section.tool_key]} if section.tool_key in row else {}
-        yield {section.messages_key: [*messages, *said], **extra}
+        # a conversation is shown as it stands, a prompt within the template
+        yield {section.messages_key: [*with_template(messages, section.prompt_template), *said], **extra}
 
 
 def _used_columns(item: Item, section: DataSection) -> Row:

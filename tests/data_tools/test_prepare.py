@@ -4,9 +4,11 @@ import tracemalloc
 import pytest
 
 from slimecli import files
+from slimecli.data_tools.conversations import load_conversations
 from slimecli.data_tools.demonstrations import load_demonstration
 from slimecli.data_tools.formats import read_rows
 from slimecli.data_tools.prepare import prepare
+from slimecli.data_tools.prompts import load_prompts
 from slimecli.errors import DataError, UsageError
 from slimecli.recipe_sections import DataSection, SftSection
 
@@ -204,6 +206,16 @@ def test_reversal_task(tmp_path):
     steps = [r["messages"] for r in rows(tmp_path / "sft.jsonl") if " " in r["messages"][1]["content"]]
     word = steps[0][0]["content"].removesuffix(" backward")
     assert steps[0][1]["content"] == " ".join([*reversed(word), word[::-1]]) and len(steps) > 60
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_demonstrations_are_asked_as_the_rollout_asks(tmp_path, tokenizer, chat):
+    changes = {"system_prompt": "brief", "prompt_template": "Solve: {prompt} now", "apply_chat_template": chat}
+    section = generated(demonstrations="direct", count=20, holdout=2, **changes)
+    prepare(section, SftSection(), tmp_path, seed=0)
+    asked = [p.token_ids for p in load_prompts(str(tmp_path / "train.jsonl"), section, tokenizer)]
+    taught = load_conversations(str(tmp_path / "sft.jsonl"), section, tokenizer)
+    assert [tuple(s.tokens[: s.prompt_length]) for s in taught] == asked and len(asked) == 20
 
 
 def conversation(question, answer="46"):
