@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +130,11 @@ def test_a_server_on_several_machines(made_up):
     assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--dist-init-addr"]) == ("2", "1", "10.0.0.1:20100")
     (told,) = arguments.problems_of(recipe(made_up, "sglang.nnodes=2"))
     assert "said by cluster.gpus_per_machine" in told
+
+
+def test_docs_name_all_that_the_recipe_says():
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text(encoding="utf-8")
+    assert [name for name in arguments.OWNED if f"`{name}`" not in page] == []
 
 
 def test_copies_of_a_model_within_a_server_are_refused(made_up):
