@@ -71,6 +71,21 @@ def _check(ref: Any, others: list[Any], what: str, called: Mapping[Any, str]) ->
         ) from error
 
 
+def _check_birth(death: Any, who: str, what: str) -> None:
+    """Raise what the constructor of an actor raised, if that is why it is dead."""
+    import ray
+
+    begun = death.args[0] if death.args else None
+    if not isinstance(begun, ray.exceptions.RayTaskError):
+        return
+    if isinstance(begun.cause, SlimeError):
+        raise begun.cause from None
+    raise SlimeError(
+        f"{who} could not start while we waited for {what}: {type(begun.cause).__name__}: {begun.cause}",
+        "see logs/latest in the run directory; with --debug slime shows where it failed",
+    ) from begun
+
+
 def _result(ref: Any, what: str, called: Mapping[Any, str]) -> Any:
     import ray
 
@@ -82,6 +97,7 @@ def _result(ref: Any, what: str, called: Mapping[Any, str]) -> Any:
             raise cause from None
         raise
     except ray.exceptions.RayActorError as error:
+        _check_birth(error, called.get(ref, _SOMEBODY), what)
         detail = str(error).splitlines()[0]
         raise SlimeError(
             f"{called.get(ref, _SOMEBODY)} died while we waited for {what}: {detail}",

@@ -69,6 +69,16 @@ slimecli.cluster.ray_wait._CAUSE_S = 0.5
 error, _ = caught(lambda: wait([a.lose.remote(), late.echo.remote(1, 3.0)], "both", 60))
 assert type(error) is SlimeError and "lost the others while we waited for both" in error.what, error
 
+class Unmade:
+    def __init__(self, error): raise error
+    def url(self): return None
+unmade = ray.remote(num_cpus=0)(Unmade).remote
+error, _ = caught(lambda: wait([unmade(GateError("no memory", "take less")).url.remote()], "it", 60))
+assert type(error) is GateError and (error.what, error.fix) == ("no memory", "take less"), error
+error, _ = caught(lambda: wait([unmade(ZeroDivisionError("a bug")).url.remote()], "it", 60))
+told = "a worker process could not start while we waited for it: ZeroDivisionError: a bug"
+assert type(error) is SlimeError and error.what == told and "in __init__" in str(error.__cause__), error
+
 error, _ = caught(lambda: group.step(type("Batch", (), {"to_numpy": lambda self: {}})()))
 assert isinstance(error, ZeroDivisionError), "a bug keeps its kind and traceback"
 
