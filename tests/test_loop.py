@@ -154,6 +154,35 @@ def test_the_engine_can_speak_for_the_old_policy(make):
     assert committed[1]["train/first_step_kl"] == 0.0
 
 
+def test_the_published_weights_can_be_the_old_policy(make):
+    build, log, _ = make
+    parts = build("algo.old_log_probs=published", "sync.interval=2", "rollout.max_staleness=1")
+    loop(parts, 0, 2)
+    assert [x for x in log if x.startswith("log_probs")] == ["log_probs old_policy"] * 2
+    assert all(b.old_log_probs is not None for b in parts.trainer.batches)
+
+
+@pytest.mark.parametrize("where", ["url='http://teacher:1'", "teacher='/teacher'"])
+def test_a_teacher_is_held_against_the_policy_before_the_step(make, where):
+    build, log, _ = make
+    parts = build(f"distill.{where}", "distill.only=true", "distill.coef=0.5")
+    collect = parts.collector.collect
+
+    async def judged(step):
+        collection = await collect(step)
+        for sample in (s for g in collection.groups for s in g) if "url" in where else ():
+            sample.teacher_log_probs = [-1.0, -3.0]
+        return collection
+
+    parts.collector.collect = judged
+    loop(parts, 0, 1)
+    (batch,) = parts.trainer.batches
+    asked = ["log_probs policy"] if "url" in where else ["log_probs policy", "log_probs teacher"]
+    assert [x for x in log if x.startswith("log_probs")] == asked
+    gap = [-0.5, -1.5] if "url" in where else [0.0, 0.0]  # the fake trainer says 0 of everything
+    assert batch.advantages[batch.loss_mask > 0].tolist() == gap * 4
+
+
 def test_the_first_step_is_not_held_to_an_engine_that_speaks_for_the_old_policy():
     first = StepStats(loss=0, grad_norm=0, lr=0, tokens=1, metrics={"ppo_kl": 1e-3, "kl": 2e-9})
     assert first_step_check(first, AlgoSection()) == {"train/first_step_kl": 1e-3}
