@@ -246,7 +246,7 @@ def main() -> None:
     if action == "test":
         command = [str(python), "-m", "pytest", "-q", *rest]
     else:
-        chosen = any(a in ("--recipe", "--resume", "--model") or a.startswith("--recipe=") for a in rest)
+        chosen = any(a.partition("=")[0] in ("--recipe", "--resume", "--model") for a in rest)
         command = [str(python.parent / "slime"), "run", *([] if chosen else ["--recipe", "quickstart"]), *rest]
     say(" ".join(command))
     if action == "test":

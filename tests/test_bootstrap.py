@@ -106,6 +106,17 @@ def test_the_tests_are_told_where_sglang_is(monkeypatch, tmp_path):
     assert made == [tmp_path / "v-sglang", bootstrap.SGLANG_VENV]
 
 
+def test_the_quickstart_is_run_where_nothing_else_is_named(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(bootstrap, "install", lambda venv, extra: venv / "bin" / "python")
+    monkeypatch.setattr(bootstrap.os, "execv", lambda path, command: ran.append(command[1:]))
+    for words in ([], ["--run", "r"], ["--recipe=grpo"], ["--model", "m"], ["--model=m"], ["--resume"]):
+        monkeypatch.setattr(bootstrap.sys, "argv", ["bootstrap.py", "run", *words])
+        bootstrap.main()
+        quickstart = ["--recipe", "quickstart"] if words in ([], ["--run", "r"]) else []
+        assert ran[-1] == ["run", *quickstart, *words]
+
+
 @pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (1, 0, 1), (0, 3, 3), (-9, 0, 137)])
 def test_all_tests_are_run_one_half_beside_the_other(monkeypatch, capfd, first, second, code):
     ran = []
