@@ -139,6 +139,9 @@ def test_judge_asks_and_scales():
     content = body["messages"][0]["content"]
     assert "<task>\np{response}\n</task>" in content and "<answer>\nr{label}\n</answer>" in content
     assert "from 0 (useless) to 10 (perfect)" in content and "Authorization" not in headers
+    scale = {**JUDGE, "judge": {**JUDGE["judge"], "low": 1, "high": 5}}
+    outcomes, seen = ask(lambda n, body: chat("[[2]]"), section=scale)
+    assert outcomes == [0.25] and "from 1 (useless) to 5 (perfect)" in seen[0][1]["messages"][0]["content"]
 
 
 def test_judge_template_key_and_address(monkeypatch):
