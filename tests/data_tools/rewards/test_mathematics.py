@@ -119,6 +119,7 @@ def test_deepscaler_wants_the_end_of_thinking():
     assert deepscaler("<think>a</think> \\boxed{5}", "5", {}) == 1.0
     assert deepscaler("</think>\\boxed{4}</think>\\boxed{5}", "5", {}) == 1.0
     assert deepscaler("\\boxed{5}</think> done", "5", {}) == 0.0
+    assert deepscaler("</think>\\boxed{5}</think> done", "5", {}) == 0.0, "after the last one"
     assert deepscaler("\\boxed{5}", "5", {}) == 0.0
     assert deepscaler("###Response \\boxed{5}", "\\boxed{5}", {}) == 1.0
     assert deepscaler("</think> 5", "5", {}) == 0.0
