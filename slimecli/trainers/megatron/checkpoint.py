@@ -116,7 +116,7 @@ def load(folder: Path, chunks: list[Any], optimizer: Any, *, rests: int = 0) -> 
     except (CheckpointException, KeyError, RuntimeError, ValueError, AssertionError) as error:
         raise DataError(
             f"{iteration} does not fit this model: {_reason(error)}",
-            "resume with the model and optimizer it was saved with",
+            "resume with the model it was saved with, and its use_distributed_optimizer of [megatron]",
         ) from error
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(loaded[name], strict=True)
@@ -132,7 +132,10 @@ def _reason(error: BaseException) -> str:
     """What went wrong, of a collective failure the first rank's."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    if not isinstance(error, KeyError):
+        return str(error)
+    name, _, _ = str(error.args[0]).partition(" from model not in state dict")  # and then all that there is
+    return f"it has no {name!r}"
 
 
 def _at_step(optimizer: Any, loaded: dict[Any, Any], step: int) -> dict[Any, Any]:

@@ -229,3 +229,12 @@ def test_a_checkpoint_of_another_model_is_refused(saved, model_of):
     _, out, _, _ = saved("qwen3", "TP2")
     with pytest.raises(AssertionError, match="DataError: .* does not fit this model: it has no 'output_layer.weight'"):
         run(continued, model_of("llama", 4), out, "one")
+
+
+def test_a_checkpoint_of_the_other_optimizer_is_refused_in_few_words(saved):
+    folder, out, _, _ = saved("qwen3", "no distributed optimizer")
+    with pytest.raises(AssertionError) as caught:
+        run(continued, folder, out, "one")
+    said = str(caught.value).rpartition("DataError: ")[2]
+    assert "it has no 'optimizer.state.param.decoder.final_layernorm.weight'" in said
+    assert "its use_distributed_optimizer of [megatron]" in said and len(said) < 500
