@@ -33,6 +33,22 @@ class Caller(Protocol):
         """One HTTP call; the decoded JSON."""
 
 
+async def end_broken(engine: Caller, error: BaseException, doing: str) -> None:
+    """End an update in parts that broke off; the caller raises the reason. A server that is left between begin and end
+    stands still, and refuses the next update. Where `error` says that nobody waits any more, neither does this."""
+
+    async def end() -> None:
+        with contextlib.suppress(SlimeError):
+            await engine.call("POST", "/end_weight_update", {}, doing)
+
+    if isinstance(error, asyncio.CancelledError):
+        from slimecli.engines.http import client_loop
+
+        asyncio.run_coroutine_threadsafe(end(), client_loop())
+        return
+    await end()
+
+
 class SglangWeights:
     """Weights of one SGLang server."""
 
@@ -151,10 +167,8 @@ class SglangWeights:
         try:
             for part in parts:
                 await self._engine.call("POST", path, part, doing)
-        except SlimeError:
-            # the reason is raised; a server left between begin and end would refuse the next update
-            with contextlib.suppress(SlimeError):
-                await self._engine.call("POST", "/end_weight_update", {}, doing)
+        except (SlimeError, asyncio.CancelledError) as error:
+            await end_broken(self._engine, error, doing)
             raise
         if modern:
             await self._engine.call("POST", "/end_weight_update", {}, doing)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from slimecli.engines.http_errors import EngineRefusedError
-from slimecli.engines.http_sglang import Caller, SglangWeights
+from slimecli.engines.http_sglang import Caller, SglangWeights, end_broken
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.types import WeightReceipt
@@ -36,6 +36,12 @@ class HttpWeights:
             return await self._sglang.update(update)
         begin = time.perf_counter()
         answer = await self._send(update, f"updating weights to version {update.version}")
+        if not answer["fingerprint"]:
+            raise SlimeError(
+                f"the engine at {self._engine.url} is in the middle of an update in parts that somebody else began: it "
+                "took these weights as a part of it, and stands still until its end",
+                f"curl -X POST {self._engine.url}/end_weight_update, or start it anew",
+            )
         return WeightReceipt(
             version=int(answer["version"]),
             fingerprint=answer["fingerprint"],
@@ -69,10 +75,8 @@ class HttpWeights:
             for part in parts:
                 answer = await self._engine.call("POST", "/update_weights_from_distributed", part, doing)
                 total += int(answer["bytes"])
-        except SlimeError:
-            # the reason is raised; a server left between begin and end would refuse the next update
-            with contextlib.suppress(SlimeError):
-                await self._engine.call("POST", "/end_weight_update", {}, doing)
+        except (SlimeError, asyncio.CancelledError) as error:
+            await end_broken(self._engine, error, doing)
             raise
         ended = await self._engine.call("POST", "/end_weight_update", {}, doing)
         return {**ended, "bytes": total, "pause_seconds": time.perf_counter() - begin, "how": "full"}

@@ -13,6 +13,7 @@ from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.server import start_server_thread
 from slimecli.engines.http import HttpEngine
 from slimecli.errors import SlimeError
+from slimecli.protocols import WeightUpdate
 from slimecli.sync import chain
 from slimecli.sync.push import push, push_each
 from slimecli.sync.stage import stage_weights
@@ -227,3 +228,39 @@ def test_outcomes_are_ready_to_be_decided_on(models, tmp_path):
     )  # fmt: skip
     assert again[0].trouble == "", "the same staged weights serve an engine that was replaced"
     assert json.dumps(again[0].receipt.fingerprint)
+
+
+def test_an_update_that_somebody_left_in_the_middle_is_named(engine, models, tmp_path):
+    """Its engine takes weights, has no fingerprint of them yet, and answers nobody."""
+    asyncio.run(engine.call("POST", "/begin_weight_update", {}, "beginning"))
+    staged = stage("disk", models[1], tmp_path / "w")
+    with pytest.raises(SlimeError, match="in the middle of an update in parts that somebody else began") as caught:
+        asyncio.run(push(engine, staged, 30))
+    assert engine.url in caught.value.what
+    asyncio.run(engine.call("POST", "/end_weight_update", {}, "ending"))
+    assert asyncio.run(push(engine, staged, 30))[0].fingerprint == staged.fingerprint
+
+
+def test_an_update_in_parts_that_is_late_is_ended_on_the_engine(models):
+    own = EmbeddedEngine(models[0], slots=2, max_context=64)
+    url, stop = start_server_thread(own)
+    client = HttpEngine(url, timeout_s=30)
+
+    async def never(*_):
+        await asyncio.sleep(600)
+
+    own.weights.from_group = never
+
+    async def scene():
+        update = WeightUpdate(kind="distributed", version=1, group={"names": [], "dtypes": [], "shapes": []})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.update_weights(update), 1)
+        end = time.monotonic() + 10
+        while own.weights.updating:
+            assert time.monotonic() < end, "it stands still for ever"
+            await asyncio.sleep(0.02)
+        assert (await client.generate({"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}))["output_ids"]
+        await client.close()
+
+    asyncio.run(scene())
+    stop()
