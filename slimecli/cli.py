@@ -163,7 +163,9 @@ def _explain(error: BaseException, argv: list[str]) -> int:
         return error.exit_code
     if isinstance(error, typer.TyperException):
         command = argv[0] if argv and argv[0] in COMMANDS else ""
-        console.fail(f"{_message(error)}\n  fix: see `slime {command}{' ' if command else ''}--help`")
+        field = _field_behind(error)
+        known = f"--set {field}=VALUE, or " if field else ""
+        console.fail(f"{_message(error)}\n  fix: {known}see `slime {command}{' ' if command else ''}--help`")
         return ExitCode.USAGE
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         console.fail("interrupted")
@@ -187,6 +189,14 @@ def _explain(error: BaseException, argv: list[str]) -> int:
         f"  fix: report it with that file; --debug shows it here"
     )
     return ExitCode.FAILED
+
+
+def _field_behind(error: Any) -> str:
+    """The recipe's field that an unknown option is a flag of THUDM/slime for; empty if it is none."""
+    from slimecli.rollout.args import FLAGS
+
+    field = FLAGS.get(str(getattr(error, "option_name", "")).removeprefix("--").replace("-", "_"), "")
+    return "engine.max_context" if field == "max_context" else field
 
 
 def _message(error: Any) -> str:

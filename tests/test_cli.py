@@ -214,3 +214,13 @@ def test_a_run_that_another_works_on_is_in_use_and_lacks_nothing(runs_root, caps
         assert cli.run([*words, "--run", "demo"]) == 1
     told = capsys.readouterr().err
     assert "run demo is in use by process" in told and "once it is mended" not in told
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [("--rollout-batch-size", "rollout.batch_size"), ("--rollout-max-context-len", "engine.max_context"), ("--x", "")],
+)
+def test_a_flag_of_the_upstream_is_answered_with_its_field(capsys, option, field):
+    assert cli.run(["run", "--recipe", "quickstart", option, "3"]) == 2
+    fix = capsys.readouterr().err.splitlines()[-1]
+    assert f"--set {field}=VALUE, or see" in fix if field else "--set" not in fix
