@@ -108,11 +108,10 @@ class RolloutCollector:
                     if rounds == section.max_filtered_rounds:
                         raise self._starved(len(accepted), tally)
                     rounds += 1
-                    for group in self._take(max(missing, section.over_sampling_batch_size), step, tally):
-                        if is_whole(group):  # it was one too many, and has been decided
-                            accepted.append(group)
-                        else:
-                            running.add(asyncio.create_task(self._answering.group(group, step, version)))
+                    taken = self._take(max(missing, section.over_sampling_batch_size), step, tally)
+                    accepted += filter(is_whole, taken)  # they were too many, and have been decided
+                    waiting = [group for group in taken if not is_whole(group)]
+                    running |= {asyncio.create_task(self._answering.group(g, step, version)) for g in waiting}
                     continue
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for group in sorted((task.result() for task in done), key=number_of):
