@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt, with_fields
+from slimecli.commands._options import ModelOpt, RecipeOpt, RunOpt, SetOpt, refuse_idle, with_fields
 
 if TYPE_CHECKING:
     from slimecli.recipe import Recipe
@@ -30,6 +30,7 @@ def serve(
     api_key: str = "",
     follow: RunDir | None = None,
     record: RunDir | None = None,
+    learner: Recipe | None = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, then stop listening and let requests in flight end; a second one cuts them short.
 
@@ -39,6 +40,7 @@ def serve(
         port: 0 takes a free one; {"url": ...} is printed on stdout when requests can come.
         follow: take this run's new weights as it commits them.
         record: keep conversations in this run, for training.
+        learner: that run's recipe; None: it is `recipe`.
     """
     import asyncio
     import tempfile
@@ -50,6 +52,7 @@ def serve(
         logs = owner.live_dir / "logs" if owner else Path(temporary)
         asked = Serving(
             recipe=recipe,
+            learner=learner or recipe,
             weights=weights,
             version=version,
             logs=logs,
@@ -114,17 +117,24 @@ def cli(
     run = run or ("" if model else follow or record)
     if bool(run) == bool(model):
         raise UsageError("say --run NAME or --model DIR", "see `slime serve --help`")
-    overrides, version = tuple(set_ or ()), 0
+    overrides, version, target = tuple(set_ or ()), 0, None
     if run:
+        refuse_idle({"--recipe": recipe}, "with --run: a run has its own", "--set KEY=VALUE changes single values")
         target, resolved = run_and_recipe(run, overrides)
         version = (target.last_checkpoint() or 0) if step is None else step
         weights = step_weights(target, resolved, version)
     else:
+        refuse_idle(
+            {"--step": step is not None}, "with --model: only a run has steps", "slime serve --run NAME --step N"
+        )
         resolved = load_recipe(recipe, overrides)
         weights = resolve_model_dir(model)
     named = resolved.engine.api_key_env
     if named and not api_key and not (api_key := env.secret(named)):
         raise UsageError(f"the environment variable {named} is empty", f"export {named}=...")
+    recorded, learner = run_and_recipe(record, overrides) if record else (None, resolved)
+    if recorded and target and not recorded.root.samefile(target.root):
+        tell_apart(recorded.name, target.name)
     serve(
         resolved,
         weights,
@@ -132,5 +142,16 @@ def cli(
         port=port,
         api_key=api_key,
         follow=open_run(follow) if follow else None,
-        record=open_run(record) if record else None,
+        record=recorded,
+        learner=learner,
+    )
+
+
+def tell_apart(recorded: str, served: str) -> None:
+    """Weight versions are steps of the run that is served."""
+    from slimecli import console
+
+    console.warn(
+        f"run {recorded} is to learn from what run {served} says: the versions of recorded answers are {served}'s "
+        f"steps, so live.max_staleness cannot tell how old they are for {recorded}"
     )

@@ -95,16 +95,6 @@ def session_routes(sessions: Sessions) -> list[Route]:
             {"session_id": id_, "samples": len(found), "tokens": sum(s.effective_response_length for s in found)}
         )
 
-    def open_ones(handler: Handler) -> Handler:
-        """Where a generate function opens and ends sessions, their ids are keys: nobody else is told or ends one."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if sessions.strict:
-                raise NoSession("sessions are opened and ended by the generate function here", "use `slime serve`")
-            return await handler(request)
-
-        return answer
-
     found = [
         ("POST", "/sessions", begin),
         ("GET", "/sessions", every),
@@ -112,7 +102,18 @@ def session_routes(sessions: Sessions) -> list[Route]:
         ("POST", "/sessions/{id}/end", end),
         ("POST", "/feedback", feedback),
     ]
-    return [(method, path, open_ones(handler)) for method, path, handler in found]
+    return [(method, path, _public(sessions, handler)) for method, path, handler in found]
+
+
+def _public(sessions: Sessions, handler: Handler) -> Handler:
+    """Where a generate function opens and ends sessions, their ids are keys: nobody else is told or ends one."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if sessions.strict:
+            raise NoSession("sessions are opened and ended by the generate function here", "use `slime serve`")
+        return await handler(request)
+
+    return answer
 
 
 def _checked(data: dict[str, Any], known: set[str]) -> dict[str, Any]:

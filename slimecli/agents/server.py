@@ -151,8 +151,7 @@ def agent_server(args: Any) -> AgentServer:
             text = embedded(engine)
         else:
             folder = Path(args.hf_checkpoint)
-            limits = {"max_context": fitting_context(recipe, folder), "timeout_s": recipe.rollout.request_timeout_s}
-            text = remote(engine, folder, **limits)
+            text = remote(engine, folder, max_context=fitting_context(recipe, folder))
         _servers[id(engine)] = AgentServer(text, max_tokens=text.max_context)
         hold_open("agent server", _servers[id(engine)])
     return _servers[id(engine)]

@@ -16,7 +16,7 @@ from slimecli import files
 from slimecli.agents.tool_calls import ToolFormat, tool_format
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.text import TextCodec
-from slimecli.engines.http import reason_of
+from slimecli.engines.http import ROUTING_HEADER, reason_of
 from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError, refusal
 from slimecli.engines.streaming import Answers, Tell, events
 from slimecli.errors import SlimeError
@@ -102,24 +102,17 @@ def remote(
     model_dir: Path,
     *,
     max_context: int,
-    url: str = "",
-    api_key: str = "",
-    timeout_s: float,
-    retries: int = 0,
+    stream: Stream | None = None,
 ) -> TextEngine:
     """Engines elsewhere, driven through a client; the tokenizer comes from an HF folder here.
 
     Args:
-        url: where `/generate` can be streamed from; empty: answers come at once.
-        api_key: for that URL.
-        timeout_s: deadline of a streamed answer (seconds).
-        retries: how often a streamed answer goes on elsewhere when its engine is lost.
+        stream: HttpStream to where `/generate` can be streamed from; without one answers come at once.
     """
     config = files.read_json(model_dir / "config.json")
     text = config.get("text_config") or {}
     codec = TextCodec(model_dir, int(config.get("vocab_size") or text.get("vocab_size") or 0))
     family = str(config.get("model_type", "")).removesuffix("_text")
-    stream = HttpStream(url, api_key, timeout_s, retries) if url else None
     return TextEngine(engine, codec, name=str(model_dir), max_context=max_context, family=family, stream=stream)
 
 
@@ -146,11 +139,12 @@ class HttpStream:
     """Server-sent events of `/generate`. Used from one event loop only.
 
     Args:
+        url: may be set anew, when an engine takes the place of another.
         retries: how often an answer goes on elsewhere when its engine is lost.
     """
 
     def __init__(self, url: str, api_key: str, timeout_s: float, retries: int) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._retries = retries
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -190,21 +184,21 @@ class HttpStream:
         """Over one connection."""
         headers = dict(self._headers)
         if key := payload.get("routing_key"):
-            headers["X-SMG-Routing-Key"] = str(key)
+            headers[ROUTING_HEADER] = str(key)
         data = {k: v for k, v in payload.items() if k != "routing_key"} | {"stream": True}
         async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
             try:
-                async with session.post(self._url + "/generate", data=orjson.dumps(data)) as answer:
+                async with session.post(self.url + "/generate", data=orjson.dumps(data)) as answer:
                     if answer.status != 200:
                         raise refusal(
-                            self._url, "generating", reason_of(await _json(answer), answer.status), answer.status
+                            self.url, "generating", reason_of(await _json(answer), answer.status), answer.status
                         )
-                    async for item in events(answer.content, self._url):
+                    async for item in events(answer.content, self.url):
                         tell(item)
             except TimeoutError:
-                raise SlimeError(f"the engine at {self._url} did not answer in time", "see its log") from None
+                raise SlimeError(f"the engine at {self.url} did not answer in time", "see its log") from None
             except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
-                raise EngineUnreachableError(f"the engine at {self._url} broke off: {error!r}", "see its log") from None
+                raise EngineUnreachableError(f"the engine at {self.url} broke off: {error!r}", "see its log") from None
 
 
 def _can_go_on(payload: Mapping[str, Any]) -> bool:

@@ -10,11 +10,9 @@ from aiohttp import web
 
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import body
+from slimecli.engines.http import ROUTING_HEADER
 
 SESSION_HEADER = "x-session-id"
-ROUTING_HEADER = "X-SMG-Routing-Key"
-"""a router's name for the same thing"""
-
 
 MAX_SESSION_ID = 512
 """longest name of a session (characters): it is sent back as a header"""

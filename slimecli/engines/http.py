@@ -25,6 +25,7 @@ __all__ = ["EngineRefusedError", "EngineUnreachableError", "HttpEngine", "client
 
 SILENCE_S = 30.0
 """an answer that takes longer is followed by a look at the engine's health (seconds)"""
+ROUTING_HEADER = "X-SMG-Routing-Key"
 PROBE_S = 5.0
 """deadline of that look (seconds)"""
 
@@ -53,12 +54,16 @@ class HttpEngine:
         self.weights = HttpWeights(self)
 
     async def call(self, method: str, path: str, payload: Mapping[str, Any] | None, doing: str) -> Any:
-        """One HTTP call; the decoded JSON (None for an empty body).
+        """One HTTP call; the decoded JSON (None for an empty body). A `routing_key` becomes the header that all routers
+        look for.
 
         Raises EngineUnreachableError or EngineRefusedError naming the engine and what it was doing.
         """
-        data = orjson.dumps(payload) if payload is not None else None
-        raw, status = await self._sent(self._exchange(method, path, data, self._timeout_s), doing)
+        key = payload.get("routing_key") if payload else None
+        headers = {ROUTING_HEADER: str(key)} if key else None
+        body = {k: v for k, v in payload.items() if k != "routing_key"} if payload and key else payload
+        data = orjson.dumps(body) if body is not None else None
+        raw, status = await self._sent(self._exchange(method, path, data, self._timeout_s, headers), doing)
         return self._decoded(raw, status, doing)
 
     async def _sent(self, exchange: Coroutine[Any, Any, tuple[bytes, int]], doing: str) -> tuple[bytes, int]:
@@ -102,10 +107,12 @@ class HttpEngine:
                 f"check either; giving up after {self._timeout_s:g} s (rollout.request_timeout_s)"
             )
 
-    async def _exchange(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[bytes, int]:
+    async def _exchange(
+        self, method: str, path: str, data: bytes | None, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, int]:
         """Send and receive; on the client loop only."""
         limit = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._open().request(method, self.url + path, data=data, timeout=limit) as answer:
+        async with self._open().request(method, self.url + path, data=data, timeout=limit, headers=headers) as answer:
             return await answer.read(), answer.status
 
     def _open(self) -> aiohttp.ClientSession:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slimecli import console, env
-from slimecli.agents.text_engine import TextEngine, embedded, remote
+from slimecli.agents.text_engine import HttpStream, TextEngine, embedded, remote
 from slimecli.engines import api_key, fitting_context, open_embedded
 from slimecli.engines.embedded.__main__ import KEY_VARIABLE
 from slimecli.engines.http import HttpEngine
@@ -161,7 +161,8 @@ class ProcessFleet:
         self.key = api_key(recipe) if recipe.engine.backend == "sglang" else key
         self._model_dir = model_dir
         self._logs = logs
-        self._workers: list[Worker] = []
+        self._workers: dict[int, Worker] = {}
+        """number -> server: its log, its seed and its GPUs go with the number"""
         self._clients: dict[str, HttpEngine] = {}
         self._restarts = 0
         self._current: WeightUpdate | None = None
@@ -184,20 +185,17 @@ class ProcessFleet:
                     raise UsageError(f"{program} does not pass an API key on to SGLang's servers", "--router builtin")
                 self.key = ""
         for number in range(self._recipe.engine.replicas):
-            self._enter(self._worker(number))
+            worker = self._worker(number)
+            self._enter(number, worker, HttpEngine(worker.url, **self._limits))
         if routed:
             console.note(f"router: {program}")
             log = self._logs / "router.log"
             self._router = start_router(self._recipe, self.urls, host="127.0.0.1", port=0, log=log, api_key=self.key)
-        front = self._router.url if self._router else self._workers[0].url
-        self._front = HttpEngine(front, **self._limits)
-        self.text = remote(
-            self._front,
-            self._model_dir,
-            max_context=fitting_context(self._recipe, self._model_dir),
-            url=front,
-            **self._limits,
-        )
+        limits, front = self._limits, self._router.url if self._router else self.urls[0]
+        self._front = HttpEngine(front, **limits)
+        self._stream = HttpStream(front, limits["api_key"], limits["timeout_s"], limits["retries"])
+        context = fitting_context(self._recipe, self._model_dir)
+        self.text = remote(self._front, self._model_dir, max_context=context, stream=self._stream)
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -207,7 +205,7 @@ class ProcessFleet:
     @property
     def urls(self) -> list[str]:
         """Addresses of the servers."""
-        return [worker.url for worker in self._workers]
+        return [worker.url for worker in self._workers.values()]
 
     def _worker(self, number: int) -> Worker:
         log = self._logs / f"engine_{number}.log"
@@ -222,9 +220,9 @@ class ProcessFleet:
         device = f"cuda:{number % gpus()}" if gpus() else "auto"
         return EmbeddedWorker(self._recipe, self._model_dir, log, device, key=self.key)
 
-    def _enter(self, worker: Worker) -> None:
-        self._workers.append(worker)
-        self._clients[worker.url] = HttpEngine(worker.url, **self._limits)
+    def _enter(self, number: int, worker: Worker, client: HttpEngine) -> None:
+        self._workers[number] = worker
+        self._clients[worker.url] = client
 
     async def update(self, update: WeightUpdate) -> list[WeightReceipt]:
         """New weights for all, one after the other: the others go on answering meanwhile."""
@@ -251,34 +249,57 @@ class ProcessFleet:
                 raise answer
 
     async def watch(self) -> None:
-        """Replace what dies, engine.max_restarts times."""
+        """Replace what dies, engine.max_restarts times; meanwhile the others answer."""
         while True:
-            for number, worker in enumerate(list(self._workers)):
-                if not worker.alive():
+            for number in range(self._recipe.engine.replicas):
+                worker = self._workers.get(number)
+                if worker is not None and not worker.alive():
                     async with self._busy:
-                        await self._replace(number, worker)
+                        await self._remove(number, worker)
+                if number not in self._workers and self._may_restart:
+                    async with self._busy:
+                        await self._replace(number)
+                if not self._workers and not self._may_restart:
+                    raise SlimeError("no engine is left", f"see {self._logs}")
             await asyncio.sleep(WATCH_S)
 
-    async def _replace(self, number: int, dead: Worker) -> None:
+    @property
+    def _may_restart(self) -> bool:
         section = self._recipe.engine
+        return section.on_failure == "restart" and self._restarts < section.max_restarts * section.replicas
+
+    async def _remove(self, number: int, dead: Worker) -> None:
         console.warn(f"the engine at {dead.url} has died (see {self._logs / f'engine_{number}.log'})")
-        self._workers.remove(dead)
+        del self._workers[number]
         await self._clients.pop(dead.url).close()
         if self._router:
             await asyncio.to_thread(self._router.remove, dead.url)
-        if section.on_failure == "restart" and self._restarts < section.max_restarts * section.replicas:
-            self._restarts += 1
+
+    async def _replace(self, number: int) -> None:
+        """A new engine with the weights of the others; one that cannot be started counts as a try."""
+        self._restarts += 1
+        try:
             worker = await asyncio.to_thread(self._worker, number)
-            self._enter(worker)
+        except SlimeError as error:
+            console.warn(f"engine {number} cannot be replaced: {error.what}")
+            return
+        client = HttpEngine(worker.url, **self._limits)
+        try:
             if self._current is not None:
-                await self._clients[worker.url].update_weights(self._current)
+                await client.update_weights(self._current)
             if self._router:
                 await asyncio.to_thread(self._router.add, worker.url)
-            console.say(f"a new engine at {worker.url} took its place")
-        if not self._workers:
-            raise SlimeError("no engine is left", f"see {self._logs}")
+        except BaseException as error:
+            await client.close()
+            await asyncio.to_thread(worker.close)
+            if not isinstance(error, SlimeError):
+                raise
+            console.warn(f"the engine at {worker.url}, in the place of engine {number}, is of no use: {error.what}")
+            return
+        self._enter(number, worker, client)
         if not self._router:
-            self._front.url = self._workers[0].url
+            self._front.url = self._stream.url = worker.url
+        console.say(f"a new engine at {worker.url} took its place")
 
     async def close(self) -> None:
         """Stop router and servers."""
@@ -288,7 +309,7 @@ class ProcessFleet:
 
     def _stop(self) -> None:
         with contextlib.ExitStack() as stack:
-            for worker in self._workers:
+            for worker in self._workers.values():
                 stack.callback(worker.close)
             if self._router:
                 stack.callback(self._router.close)

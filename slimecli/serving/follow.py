@@ -32,7 +32,7 @@ class Follower:
 
     Args:
         run: looked at only.
-        version: step whose weights the engines hold.
+        version: step of the run whose weights the engines hold; -1: they hold those of something else.
         timeout_s: deadline of one update (seconds).
     """
 
@@ -67,9 +67,8 @@ class Follower:
         """Say what keeps going wrong, once."""
         if what != self._told:
             self._told = what
-            console.warn(
-                f"run {self._run.name}: {what}; step {self.version} is served on, trying again every {RETRY_S:g} s"
-            )
+            held = f"step {self.version}" if self.version >= 0 else "what was served"
+            console.warn(f"run {self._run.name}: {what}; {held} is served on, trying again every {RETRY_S:g} s")
 
     async def look(self) -> bool:
         """Take the newest whole weights if they are newer than what is held; True if so.
@@ -120,16 +119,19 @@ class Follower:
         update = WeightUpdate(kind="disk", version=version, folder=folder, in_flight=True)
         try:
             receipts = await asyncio.wait_for(self._fleet.update(update), self._timeout_s)
-        except TimeoutError:
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)  # it is linked anew for the next try
+            if not isinstance(error, TimeoutError):
+                raise
             raise SlimeError(
                 f"the update to step {version} took longer than {self._timeout_s:g} s (sync.timeout_s)"
             ) from None
-        wrong = [r for r in receipts if r.version != version or (r.fingerprint and r.fingerprint != expected)]
-        if wrong:
-            raise SlimeError(f"engines hold {versions_of(wrong)}, not {version}/{expected}", "restart the server")
         before, self._kept = self._kept, folder  # an engine that is replaced later is given the newest again
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
+        wrong = [r for r in receipts if r.version != version or (r.fingerprint and r.fingerprint != expected)]
+        if wrong:
+            raise SlimeError(f"engines hold {versions_of(wrong)}, not {version}/{expected}", "restart the server")
         self.updates += 1
         console.say(
             f"serving the weights of step {version} ({time.monotonic() - begin:.2f} s, fingerprint "

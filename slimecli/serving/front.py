@@ -18,6 +18,7 @@ from slimecli import console
 from slimecli.agents.conversation import Sessions
 from slimecli.agents.routes import Route, about_routes, chat_routes
 from slimecli.agents.text_engine import callers_fault
+from slimecli.agents.wire import session_name
 from slimecli.engines.embedded.server import IN_FLIGHT, Listener, body, engine_routes, failure, reply, web_app
 from slimecli.errors import SlimeError
 from slimecli.ports import check_free
@@ -40,6 +41,8 @@ class Serving:
     """What `slime serve` was asked for."""
 
     recipe: Recipe
+    learner: Recipe
+    """recipe of the run that is recorded for: recorded answers are sampled, and sessions end, as it says"""
     weights: Path
     """HF folder"""
     version: int
@@ -50,6 +53,12 @@ class Serving:
     api_key: str = ""
     follow: RunDir | None = None
     record: RunDir | None = None
+
+    @property
+    def follow_from(self) -> int:
+        """Step of the followed run that the weights are of; -1: they are no run's, or another's."""
+        own = self.follow and any(place.samefile(self.follow.root) for place in self.weights.absolute().parents)
+        return self.version if own else -1
 
 
 async def serve_all(asked: Serving) -> None:
@@ -68,7 +77,7 @@ async def serve_all(asked: Serving) -> None:
         on_signals(stop.set)
         await _mark(fleet, asked)
         sessions = _sessions(fleet, store) if store else None
-        app = web_app(_routes(fleet, sessions, recipe), api_key=asked.api_key, max_body=MAX_BODY)
+        app = web_app(_routes(fleet, sessions, asked.learner), api_key=asked.api_key, max_body=MAX_BODY)
         listener = Listener(app, drain_s=recipe.rollout.request_timeout_s)
         stack.push_async_callback(listener.stop)
         url = await listener.start(recipe.engine.host, asked.port)
@@ -76,10 +85,10 @@ async def serve_all(asked: Serving) -> None:
         console.say(f"serving {asked.weights} at {url} (Ctrl-C stops)")
         tasks = [fleet.watch()]
         if asked.follow is not None:
-            follower = Follower(asked.follow, fleet, version=asked.version, timeout_s=recipe.sync.timeout_s)
+            follower = Follower(asked.follow, fleet, version=asked.follow_from, timeout_s=recipe.sync.timeout_s)
             tasks.append(follower.watch())
         if sessions is not None:
-            tasks.append(reap(sessions, recipe.live.idle_s))
+            tasks.append(reap(sessions, asked.learner.live.idle_s))
         await _until(stop, tasks)
         on_signals(lambda: asyncio.ensure_future(fleet.abort()))
         if open_requests := app[IN_FLIGHT]["requests"]:
@@ -153,8 +162,8 @@ def recorded_sampling(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(section, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-def _routes(fleet: Fleet, sessions: Sessions | None, recipe: Recipe) -> list[Route]:
-    sampling = recorded_sampling(recipe) if sessions is not None else None
+def _routes(fleet: Fleet, sessions: Sessions | None, learner: Recipe) -> list[Route]:
+    sampling = recorded_sampling(learner) if sessions is not None else None
     own = chat_routes(fleet.text, sessions, sampling=sampling)
     native = engine_routes(fleet.engine) if isinstance(fleet, LocalFleet) else proxied(fleet)
     return [*native, *own]
@@ -168,6 +177,7 @@ def proxied(fleet: Fleet) -> list[Route]:
         from slimecli.engines.embedded.generation import send_events
 
         payload = await body(request)
+        session_name(payload.get("routing_key"))
         if payload.get("stream"):
             return await send_events(request, text.stream(payload))
         with callers_fault():

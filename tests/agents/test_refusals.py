@@ -6,7 +6,7 @@ import json
 import pytest
 
 from slimecli.agents.server import AgentServer
-from slimecli.agents.text_engine import remote
+from slimecli.agents.text_engine import HttpStream, remote
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.server import start_server_thread
@@ -140,7 +140,7 @@ def elsewhere(tmp_path_factory):
     own = EmbeddedEngine(folder, slots=2, max_context=64)
     url, stop = start_server_thread(own)
     client = HttpEngine(url, timeout_s=30)
-    yield remote(client, folder, max_context=64, url=url, timeout_s=30), own
+    yield remote(client, folder, max_context=64, stream=HttpStream(url, "", 30, 0)), own
     asyncio.run(client.close())
     stop()
 

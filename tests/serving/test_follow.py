@@ -8,6 +8,7 @@ import pytest
 
 from slimecli import files
 from slimecli.engines.embedded.weights import FolderWeights
+from slimecli.errors import SlimeError
 from slimecli.recipe import load_recipe
 from slimecli.rundir import RunDir
 from slimecli.serving.fleet import LocalFleet
@@ -140,3 +141,27 @@ def test_a_run_that_is_gone_is_told_once_and_serving_goes_on(following, capsys, 
 
     assert asyncio.run(work()) == asyncio.run(fleet.engine.fingerprint())
     assert capsys.readouterr().err.count("is gone; step 0 is served on") == 1
+
+
+def test_an_update_that_fails_again_and_again_leaves_nothing_on_the_disk(following, monkeypatch):
+    run, fleet, follower = following
+    commit(run, 1, seed=1)
+    update = fleet.update
+
+    async def refuse(what):
+        raise SlimeError("the engine is busy")
+
+    monkeypatch.setattr(fleet, "update", refuse)
+    for _ in range(3):
+        with pytest.raises(SlimeError, match="busy"):
+            asyncio.run(follower.look())
+    assert list(follower._links.iterdir()) == []
+    monkeypatch.setattr(fleet, "update", update)
+    assert asyncio.run(follower.look()) and len(list(follower._links.iterdir())) == 1
+
+
+def test_another_run_is_followed_from_its_beginning(following):
+    run, fleet, _ = following
+    commit(run, 2, seed=2)
+    follower = Follower(run, fleet, version=-1, timeout_s=60)
+    assert asyncio.run(follower.look()) and fleet.engine.info()["weight_version"] == "2"

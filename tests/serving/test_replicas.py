@@ -158,4 +158,4 @@ def test_weights_reach_every_replica_and_those_that_come_later(tmp_path):
         return fleet
 
     fleet = asyncio.run(work())
-    assert not any(worker.alive() for worker in fleet._workers)
+    assert not any(worker.alive() for worker in fleet._workers.values())
