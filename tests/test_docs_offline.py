@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from slimecli.types import Sample
 from tests.models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,3 +60,12 @@ def test_the_pipelines(folder):
     assert lines(folder / "prepared" / "sft.jsonl") == [{k: row[k] for k in ("messages", "metadata")} for row in sft]
     parts = lines(folder / "samples.jsonl")
     assert sorted(parts, key=lambda s: s["index"]) == samples
+
+
+def test_every_field_of_a_sample_is_told():
+    text = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
+    table = text.partition("### Samples")[2].partition("### SFT rows")[0]
+    told = {
+        name for line in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    }
+    assert told == {f.name for f in fields(Sample)} - {"non_generation_time"}, "the latter is not a part of the JSON"
