@@ -71,7 +71,9 @@ def megatron_bytes(recipe: Recipe, spec: ModelSpec, *, on_gpu: bool) -> list[Val
         rows = [(n, int(v * (1 - part)) if n == "optimizer" else v, said) for n, v, said in rows]
         size = int(part * sum(model[-1] for model in _in_training(recipe, spec, settings, stage).values()))
         waiting = [("optimizer", size, f"optimizer_cpu_offload: {part:.0%} of its state")]
-    waiting += _taking_turns(recipe, spec, settings, stage) if on_gpu else []
+    if on_gpu:
+        waiting += _taking_turns(recipe, spec, settings, stage)
+        rows += _visiting(recipe, spec, settings, stage)
     waiting += _beside(recipe, spec, settings, stage)
     if not on_gpu:
         rows[1:1] = waiting
@@ -121,23 +123,35 @@ def _taking_turns(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: in
 def _beside(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
     """Frozen models, which wait in host memory, and the policy's weights while one of them takes their place."""
 
-    def size(other: ModelSpec) -> int:
-        share = stage_parameters(other, settings.layout, stage)
-        return (share.dense + share.expert) * _compute_bytes(settings)
-
-    found = []
+    found, own = [], _weight_bytes(spec, settings, stage)
     if recipe.algo.kl_coef > 0:
         said = f"algo.kl_coef {recipe.algo.kl_coef} > 0: its weights wait in host memory"
-        found.append(("reference model", size(spec), said))
+        found.append(("reference model", own, said))
     if recipe.algo.old_log_probs == "published":
-        found.append(("published weights", size(spec), "algo.old_log_probs = 'published': what engines have"))
+        found.append(("published weights", own, "algo.old_log_probs = 'published': what engines have"))
     teacher = teacher_spec(recipe)
     swapped = bool(found) or (teacher is not None and fits(teacher, spec))
     if teacher is not None:
-        found.append(("teacher", size(teacher), "distill.teacher: its weights wait in host memory"))
+        size = _weight_bytes(teacher, settings, stage)
+        found.append(("teacher", size, "distill.teacher: its weights wait in host memory"))
     if swapped:
-        found.append(("own weights", size(spec), "while one of these computes in their place"))
+        found.append(("own weights", own, "while one of these computes in their place"))
     return found
+
+
+def _visiting(recipe: Recipe, spec: ModelSpec, settings: Settings, stage: int) -> list[tuple[str, int, str]]:
+    """A frozen model that has no place on the device to take, and comes there beside the policy."""
+    teacher = teacher_spec(recipe)
+    if teacher is None or fits(teacher, spec):
+        return []
+    said = "distill.teacher is of another architecture: its weights are there while it computes"
+    return [("teacher at work", _weight_bytes(teacher, settings, stage), said)]
+
+
+def _weight_bytes(spec: ModelSpec, settings: Settings, stage: int) -> int:
+    """Of a frozen model."""
+    share = stage_parameters(spec, settings.layout, stage)
+    return (share.dense + share.expert) * _compute_bytes(settings)
 
 
 def _stage_rows(

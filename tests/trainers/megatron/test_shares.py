@@ -212,15 +212,17 @@ def test_memory_follows_the_layout():
 
 
 def test_a_teacher_waits_in_host_memory(model_of):
-    """One of another architecture has a place of its own; one of the policy's takes turns with it."""
+    """One of another architecture comes to the device beside the policy; one of the policy's takes its place."""
     spec = from_config(read_json(model_of("qwen3", 4) / "config.json"))
 
-    def host(folder):
+    def host(folder, where="host"):
         values = megatron_bytes(recipe_of(f"distill.teacher={folder}"), spec, on_gpu=True)
-        return {v.name: v.value for v in values if v.group.startswith("host") and v.name != "total"}
+        return {v.name: v.value for v in values if v.group.startswith(where) and v.name != "total"}
 
     size = 2 * sum(np.size(t) for t in initial(model_of("llama", 8)).values())
     assert host(model_of("llama", 8)) == {"teacher": pytest.approx(size, rel=0.5)}
+    assert host(model_of("llama", 8), "memory")["teacher at work"] == host(model_of("llama", 8))["teacher"]
+    assert "teacher at work" not in host(model_of("qwen3", 4), "memory")
     alike = host(model_of("qwen3", 4))
     assert set(alike) == {"teacher", "own weights"} and len(set(alike.values())) == 1
     assert host("nowhere") == {}
