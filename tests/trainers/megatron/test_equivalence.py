@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from slimecli.trainers.megatron import arguments
 from tests.trainers.megatron.conftest import initial
 from tests.trainers.megatron.ranks import LIKE_SGD, differences, megatron, observe
 
@@ -145,6 +146,19 @@ def test_a_rank_without_a_sample(model_of, alone, layout):
     folder, sft = model_of("qwen3", 4), ("algo.name=sft", *LIKE_SGD)
     one = {"count": 1, "size": 1}
     check(observe(folder, (*sft, *layout), **one), alone(folder, sft, **one), folder)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [megatron(PP2, processes=2), megatron(PP2, VPP2, processes=2), megatron(TP2, PP2, VPP2, SP, processes=4)],
+    ids=["PP2", "VPP2", "TP2 VPP2"],
+)
+def test_stages_exchange_the_same_in_the_ways_that_a_gpu_is_set_to(model_of, alone, monkeypatch, layout):
+    """Batches of sends and receives, and both ways at once where chunks interleave."""
+    forced = arguments._forced
+    monkeypatch.setattr(arguments, "_forced", lambda layout, on_gpu: forced(layout, True))
+    folder = model_of("qwen3", 4)
+    check(observe(folder, (*GRPO, *layout, SMALL)), alone(folder, GRPO), folder)
 
 
 def test_adam_with_weight_decay_and_schedule(model_of, alone):
