@@ -8,6 +8,7 @@ from typing import Any
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.recipe import Recipe
+from slimecli.rollout.answering import Tally
 from slimecli.rollout.collect import Collection, rollout_metrics
 from slimecli.rollout.generate import Generator
 from slimecli.rundir import RunDir
@@ -35,22 +36,26 @@ class LiveCollector:
         self._generator = generator
 
     async def collect(self, step: int) -> Collection:
-        """Wait for batch_size groups whose conversations are all scored."""
+        """Wait for batch_size groups whose conversations are all scored.
+
+        A scorer that fails too often ends the run before it uses up what people have said: a resume scores it again.
+        """
         wanted, groups = self._recipe.rollout.batch_size, list[Group]()
-        failed = 0
+        tally = Tally(self._recipe.rollout.max_failed_fraction)
         while len(groups) < wanted:
             missing = wanted - len(groups)
             await self._source.wait(missing, step)
             for group in self._source.take(missing):
                 done = await self._generator.group(group, [{} for _ in group])
-                failed += sum(s.status is SampleStatus.FAILED for s in done)
+                tally.add(done, "")
                 if any(s.status is not SampleStatus.FAILED for s in done):
                     groups.append(done)
+            tally.check()
         for sample in (s for g in groups for s in g if s.status is not SampleStatus.FAILED):
             sample.check()
         ages = [staleness(s, step) for g in groups for s in g]
         metrics = rollout_metrics(groups, self._recipe.reward.key or None) | {
-            "rollout/reward_failed": float(failed),
+            "rollout/reward_failed": float(tally.failed.total()),
             "rollout/sessions": float(len({s.rollout_id for g in groups for s in g})),
             "rollout/staleness": sum(ages) / len(ages),
             "rollout/staleness_max": float(max(ages)),

@@ -67,9 +67,21 @@ def test_a_score_that_fails_is_counted_and_a_group_without_any_is_passed_over(tm
     with recording(RunDir(tmp_path).live_dir) as store:
         for number, label in enumerate(("broken", "broken", "broken", "ok")):
             labelled(tmp_path, number, label, store)
-    batch = asyncio.run(collector(tmp_path).collect(1))
+    batch = asyncio.run(collector(tmp_path, "rollout.max_failed_fraction=1").collect(1))
     assert [s.status for s in batch.groups[0]] == [SampleStatus.FAILED, SampleStatus.COMPLETED]
     assert batch.metrics["rollout/reward_failed"] == 3.0 and batch.groups[0][1].reward == 2.0
+
+
+def test_a_broken_scorer_ends_the_run_and_does_not_use_up_what_people_said(tmp_path):
+    with recording(RunDir(tmp_path).live_dir) as store:
+        for number in range(6):
+            labelled(tmp_path, number, "broken", store)
+    broken = collector(tmp_path)
+    with pytest.raises(
+        SlimeError, match=r"2 of 2 answers failed \(allowed: 10%\); the first: reward: the scorer is bro"
+    ):
+        asyncio.run(broken.collect(1))
+    assert broken._source.available == 2, "the next ones were left alone"
 
 
 def test_nothing_is_generated_where_there_is_no_engine():
