@@ -190,9 +190,10 @@ class Gateway:
                 await response.write(chunk)
                 chunk = await worker.unless_lost(answer.content.readany())
             worker.served += 1
-        except WorkerLost as lost:
+        except (WorkerLost, TimeoutError) as error:
             # the client has a part already: what is missing must not look like the end
-            await response.write(b"data: " + orjson.dumps({"error": {"message": str(lost)}}) + b"\n\n")
+            told = str(error) or f"{worker.url} did not end its answer within {self.settings.timeout_s:g} s"
+            await response.write(b"data: " + orjson.dumps({"error": {"message": told}}) + b"\n\n")
         await response.write_eof()
         return response
 
@@ -211,6 +212,8 @@ class Gateway:
                 return worker.url, {"status": 503, "message": str(error)}
 
         found = dict(await asyncio.gather(*(ask(w) for w in self.workers.living())))
+        if not found:
+            return failure(f"no engine lives: {request.path} reached nobody", 503)
         good = all(a["status"] == 200 for a in found.values())
         return reply({"success": good, "workers": found}, 200 if good else 502)
 

@@ -172,6 +172,30 @@ def test_a_stream_that_breaks_does_not_look_finished(engines, router):
     assert victim in json.loads(last[6:])["error"]["message"] and b"[DONE]" not in seen
 
 
+def test_a_stream_that_takes_too_long_ends_with_an_error(engines, router):
+    (only,) = engines(1)
+    front = router([only], request_timeout_secs=1.0)
+
+    async def scene():
+        seen = b""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(front.url + "/generate", json=payload(1, 250) | {"stream": True}) as answer,
+        ):
+            async for line in answer.content:
+                if not seen:
+                    only.freeze()
+                seen += line
+        return seen
+
+    try:
+        seen = asyncio.run(scene())
+    finally:
+        only.thaw()
+    last = [line for line in seen.split(b"\n\n") if line][-1]
+    assert f"{only.url} did not end its answer within 1 s" in json.loads(last[6:])["error"]["message"]
+
+
 def test_the_router_asks_for_its_key_and_keeps_it_off_the_command_line(engines, router, ask):
     front = router(engines(1), api_key="s3cret")
     assert [s for s, _ in ask(front.url, [payload(1)])] == [401]
@@ -212,6 +236,9 @@ def test_control_calls_go_everywhere_or_nowhere(engines, router, ask):
     assert status == 200 and set(reply["workers"]) == {e.url for e in pair}
     ((status, reply),) = ask(front.url, [{"model_path": "x"}], path="/update_weights_from_disk")
     assert status == 404 and "GET /workers" in reply["error"]["message"]
+    front = router([])
+    ((status, reply),) = ask(front.url, [{"abort_all": True}], path="/abort_request")
+    assert status == 503 and "reached nobody" in reply["error"]["message"]
 
 
 def test_more_than_it_may_hold_is_turned_away(engines, router, ask):
