@@ -149,6 +149,11 @@ class Sessions:
             found.base = base
         return found
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What happened: `tool_calls`, `ill_formed` calls, histories `rendered` anew, answers too `late` to be kept."""
+        return dict(sorted(self._engine.counts.items()))
+
     def keep(self, session: Conversation) -> None:
         """Have what was stated of a session written down."""
         if self._on_open is not None:

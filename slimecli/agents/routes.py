@@ -62,7 +62,7 @@ def session_routes(sessions: Sessions) -> list[Route]:
         return reply(_told(session))
 
     async def every(request: web.Request) -> web.Response:
-        return reply({"sessions": [_told(s) for s in sessions]})
+        return reply({"sessions": [_told(s) for s in sessions], "counts": sessions.counts})
 
     async def one(request: web.Request) -> web.Response:
         return reply(_told(sessions.get(request.match_info["id"])))

@@ -59,7 +59,7 @@ class TextEngine:
         self.template = str(getattr(codec.tokenizer, "chat_template", None) or "")
         self.tools: ToolFormat = tool_format(family, self.template)
         self.counts: Counter[str] = Counter()
-        """what happened to answers: `tool_calls`, `ill_formed`, ..."""
+        """what happened to answers, see Sessions.counts"""
         self._stream = stream
 
     @property

@@ -105,6 +105,7 @@ def test_a_call_that_cannot_be_read_is_text_and_counted(serve):
     message = answer["choices"][0]["message"]
     assert message["content"] == "<tool_call>{oops</tool_call>" and message["tool_calls"] is None
     assert http(server.url + "/sessions/k")[1]["ill_formed"] == 1 and server.engine.counts["ill_formed"] == 1
+    assert http(server.url + "/sessions")[1]["counts"] == {"ill_formed": 1, "rendered": 1, "tool_calls": 0}
 
 
 def test_anthropic_tools_thinking_and_counting(serve):
