@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slimecli.recipe import Recipe, sglang_name
@@ -84,6 +85,8 @@ def _plan(
     given = {sglang_name(name): value for table in (recipe.sglang, sglang) for name, value in table.items()}
     if kind != "regular":
         given["disaggregation_mode"] = kind
+    if python := recipe.engine.python:  # a process that starts it may have another current folder
+        changes["python"] = str(Path(python).expanduser().absolute())
     own = recipe.model_copy(update={"engine": recipe.engine.model_copy(update=changes), "sglang": given})
     return ServerPlan(model=model, path=path, kind=kind, recipe=own)
 

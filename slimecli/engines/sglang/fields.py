@@ -62,10 +62,14 @@ class Argument:
     """`on`: the bare flag says true; `on/off`: false is said as --no-...; empty: it takes a value"""
 
 
-@cache
 def installation(python: str = "") -> Installation:
     """SGLang as an interpreter finds it (empty: the one that runs slime)."""
-    python = python or sys.executable
+    # links are kept: by that path an interpreter knows its environment
+    return _installation(str(Path(python).expanduser().absolute()) if python else sys.executable)
+
+
+@cache
+def _installation(python: str) -> Installation:
     if not Path(python).is_file():
         raise UsageError(f"engine.python = {python!r}: there is no such file", INSTALL)
     places, version = _looked_up(python)

@@ -11,6 +11,7 @@ from slimecli.engines.sglang import arguments, fields
 from slimecli.errors import UsageError
 from slimecli.plan_layout import check_sglang
 from slimecli.recipe import load_recipe
+from slimecli.topology import policy_servers
 from tests.engines.sglang.made import overrides
 
 PLACE = arguments.Place(host="127.0.0.1", port=5, nccl_port=6, index=70)
@@ -173,6 +174,15 @@ def test_a_file_that_is_no_python(tmp_path, script):
     python.chmod(0o755)
     (problem,) = check_sglang(recipe(python), None)
     assert "is no Python that answers" in problem and "bootstrap.py sglang" in problem
+
+
+def test_an_interpreter_is_found_from_the_current_folder(made_up, monkeypatch):
+    monkeypatch.chdir(made_up.parent)
+    relative = recipe(made_up.name)  # as documented: .venv-sglang/bin/python
+    assert not list(check_sglang(relative, None))
+    assert fields.installation(made_up.name).python == str(made_up)
+    (server,) = policy_servers(relative)
+    assert server.recipe.engine.python == str(made_up)
 
 
 def test_an_environment_without_sglang(tmp_path):
