@@ -72,7 +72,7 @@ class Router:
         self.restarts = 0
         self._closing = False
         self._lock = threading.Lock()
-        self._process = self._start()
+        self._start()
         threading.Thread(target=self._watch, name="slime-router-watch", daemon=True).start()
 
     @property
@@ -116,7 +116,7 @@ class Router:
             self._closing = True
         _stop(self._process, drain_s)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         """Start the process and wait until it is ready."""
         launch = self._launch
         line = [*launch.line, "--host", launch.host, "--port", str(self._port)]
@@ -124,16 +124,18 @@ class Router:
         line += ["--parent", str(os.getpid())] if launch.name == "builtin" else _quiet(launch)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         variables = env.child_env(**({KEY_VARIABLE: launch.api_key} if launch.api_key else {}))
-        with launch.log.open("ab") as log:
+        with self._lock, launch.log.open("ab") as log:
+            if self._closing:  # while a router that died was about to be started again
+                raise SlimeError(f"the router at {self.url} is closed", "start another one")
             # a session of its own: a Ctrl-C is ours to answer, and the router goes last
-            process = subprocess.Popen(line, stdout=log, stderr=log, env=variables, start_new_session=True)
-        self._process = process
+            self._process = process = subprocess.Popen(
+                line, stdout=log, stderr=log, env=variables, start_new_session=True
+            )
         try:
             self._wait(self._is_ready, "answer")
         except SlimeError:
             _stop(process, 0.0)
             raise
-        return process
 
     def _engine_words(self) -> list[str]:
         """How the router is told of its engines when it starts."""
@@ -194,8 +196,11 @@ class Router:
                 return
             self.restarts += 1
             try:
-                self._process = self._start()
+                self._start()
             except SlimeError as error:
+                with self._lock:
+                    if self._closing:
+                        return
                 self._give_up(SlimeError(f"{what}; {error.what}", error.fix))
                 return
             console.warn(f"{what}: restarted in {time.monotonic() - begin:.1f} s")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from slimecli.engines.router import router_program, start_router
+from slimecli.engines.router import launch, router_program, start_router
 from slimecli.engines.router.programs import arguments, find, parse_help, words
 from slimecli.errors import RecipeError, SlimeError, UsageError
 from slimecli.recipe import load_recipe
@@ -136,3 +136,19 @@ def test_closing_is_no_death(engines, router):
     front.close()
     time.sleep(0.2)
     assert not front.alive() and not told and front.restarts == 0
+
+
+def test_a_router_that_is_closed_while_it_is_started_again_stays_closed(engines, router, monkeypatch):
+    told, asked, real = [], threading.Event(), launch.env.child_env
+    front = router(engines(1), on_death=told.append, restarts=1)
+
+    def environment(**variables):  # asked for just before the process is started
+        front.close()
+        asked.set()
+        return real(**variables)
+
+    monkeypatch.setattr(launch.env, "child_env", environment)
+    os.kill(front.pid, signal.SIGKILL)
+    assert asked.wait(10)
+    time.sleep(0.5)
+    assert not front.alive() and not told
