@@ -54,7 +54,7 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
     _leave_out_classes(tree["optimizer"])
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
     if dist.get_rank() == 0 and model_dir is not None:
-        tree["carried"] = _carried(spec, model_dir)
+        tree |= _carried(spec, model_dir)
     with _explaining(iteration):
         dist_checkpointing.save(tree, str(iteration), content_metadata=_content())
     if dist.get_rank() == 0:

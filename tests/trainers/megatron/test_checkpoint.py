@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import shutil
 from pathlib import Path
@@ -160,6 +161,21 @@ def test_a_checkpoint_of_no_step(model_of, tmp_path):
     found, loaded = run(continued, folder, tmp_path, "TP2 EP2")
     assert all(np.array_equal(weights[name], loaded[name]) for name in weights)
     assert found[2] == pytest.approx(made.recipe().trainer.lr * 4 / 5)
+
+
+def warned(folder: Path, out: Path, options: tuple[str, ...]) -> list[str]:
+    """What megatron-core logs of a checkpoint."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("megatron.core.dist_checkpointing").addHandler(handler)
+    open_trainer(made.recipe(*options), folder, total_steps=5).save(out)
+    return said
+
+
+def test_nothing_is_warned_of(model_of, tmp_path):
+    """That ranks' states differ would look like damage."""
+    assert run_ranks(2, warned, model_of("qwen3", 4), tmp_path, LAYOUTS["TP2"], join=False) == [[], []]
 
 
 def cut_short(folder: Path, out: Path, options: tuple[str, ...], room: int) -> tuple[str, float]:
