@@ -138,7 +138,6 @@ def committed_folder(final: Path, manifest: dict[str, Any] | None = None, *, dur
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    _drop_abandoned(final, "old")
 
 
 def _drop_abandoned(final: Path, kind: str) -> None:
@@ -186,15 +185,21 @@ def commit_folder(
         shutil.rmtree(old, ignore_errors=True)
     else:
         temporary.rename(final)
+    _drop_abandoned(final, "old")
     if durable:
         sync_folder(final.parent)
+
+
+def flush_file(path: Path) -> None:
+    """What was written to a file, to disk."""
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def _flush(folder: Path) -> None:
     """All files below a folder to disk, then the folders that name them."""
     for path in _files(folder):
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
+        flush_file(path)
     for path in sorted(p for p in folder.rglob("*") if p.is_dir()):
         sync_folder(path)
 

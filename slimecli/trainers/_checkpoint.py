@@ -12,7 +12,7 @@ There is no RNG state: what might be random in a step is seeded by (run seed, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,11 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {k.removeprefix("weight/"): tuple(v["shape"]) for k, v in stored.items() if k.startswith("weight/")}
 
 
-def stored_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """(HF name, whole tensor) of the weights in a checkpoint, in name order; one tensor alive at a time."""
+def stored_weights(folder: Path, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, whole tensor) of the weights in a checkpoint but those to skip, in name order; one alive at a time."""
     stored = files.read_json(folder / "state.json")["tensors"]
     with _Shards(folder) as shards:
-        for key in sorted(k for k in stored if k.startswith("weight/")):
+        for key in sorted(k for k in stored if k.startswith("weight/") and k.removeprefix("weight/") not in skip):
             entry = stored[key]
             tensor = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
             for file, start, stop in entry["rows"]:

@@ -53,7 +53,7 @@ class Conversion:
 
     def identity(self) -> dict[str, Any]:
         """What an unfinished result must agree with to be continued."""
-        folders = {str(f.resolve()): _stamps(f) for f in (self.source, self.like)}
+        folders = {str(f.resolve()): stamps(f) for f in (self.source, self.like)}
         mark = hashlib.blake2b(digest_size=8)
         for task in self.plan.tasks:
             mark.update(f"{task.file} {task.offset} {task.size} {len(task.spans)};".encode())
@@ -89,7 +89,7 @@ def convert(what: Conversion, carrier: Carrier, begin: float, *, verify: bool, j
         end = time.perf_counter()
         seconds = {"seconds": round(end - begin, 3), "seconds_verifying": round(end - wrote, 3) if verify else 0.0}
         notes |= {**seconds, "bytes": sum(size for _, size in what.plan.files), "bytes_reused": reused}
-        partial.commit(notes)
+        partial.commit({**notes, "identity": identity})
     return notes
 
 
@@ -156,7 +156,7 @@ def word(dtype: torch.dtype | None) -> str | None:
     return str(dtype).removeprefix("torch.") if dtype else None
 
 
-def _stamps(folder: Path) -> dict[str, list[int]]:
+def stamps(folder: Path) -> dict[str, list[int]]:
     """Sizes and times of a folder's files: another content has others."""
     stats = {p.name: p.stat() for p in sorted(folder.iterdir()) if p.is_file()}
     return {name: [s.st_size, s.st_mtime_ns] for name, s in stats.items()}

@@ -1,25 +1,31 @@
-"""Writing a model as an HF folder: cast, quantise, shard, then open it again and compare it with where it came from."""
+"""Writing a model as an HF folder: cast, quantise, shard, then open it again and compare it with where it came from.
+
+What an interruption leaves is `OUT.partial/`, and the same export goes on after its last whole shard.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slimecli import __version__, files
+from slimecli import __version__, console, files
 from slimecli.errors import DataError, SlimeError, UsageError
 from slimecli.model_specs import from_config
 from slimecli.weights.check import check_folder
+from slimecli.weights.conversion import stamps
 from slimecli.weights.fingerprint import tensor_hash
-from slimecli.weights.hf import save_hf_folder
+from slimecli.weights.hf import read_header, save_hf_folder, shard_name, unfinished_shard
 from slimecli.weights.maps import rules_of
 from slimecli.weights.origin import Origin, Pairs
+from slimecli.weights.partial import Partial, partial_folder
 from slimecli.weights.quant import Weights, open_weights
-from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, quantizer_of
+from slimecli.weights.quant_fp8 import Fp8Quantizer, error_share, is_quantised, quantizer_of
 from slimecli.weights.quant_scheme import DTYPE_KEYS, plain_config, with_dtype
+from slimecli.weights.quantized import SCALE
 
 CERTIFICATE = "certificate.json"
 KIND = "export"
@@ -55,15 +61,25 @@ def export_weights(
     kind, quantizer = torch_dtype(dtype or origin.dtype), quantizer_of(quantize)
     refuse_target(out, origin, overwrite=overwrite)
     notes: dict[str, Any] = {"kind": KIND, "from": origin.kind, **origin.facts}
-    with files.committed_folder(out, notes) as folder:
-        kept = _kept(origin)
+    identity = {"dtype": str(kind), "quantize": quantize, "max shard size": max_shard_bytes, **_source(origin)}
+    with partial_folder(out, identity, "slime export") as partial:
+        folder, kept = partial.folder, _kept(origin)
 
-        def cast() -> Pairs:
-            return ((n, t if n in kept else _cast(t, kind)) for n, t in origin.weights())
+        def cast(skip: Collection[str] = ()) -> Pairs:
+            return ((n, t if n in kept else _cast(t, kind)) for n, t in origin.weights(skip))
 
-        checked = ((name, _checked(name, tensor)) for name, tensor in cast())
+        begun, there = _take_up(partial)
+        done = _whole(there, origin, quantizer)
+        checked = ((name, _checked(name, tensor)) for name, tensor in cast(done))
         stream = quantizer.stream(checked) if quantizer else checked
-        notes |= save_hf_folder(stream, folder, like=origin.like, max_shard_bytes=max_shard_bytes)
+        notes |= save_hf_folder(
+            ((name, tensor) for name, tensor in stream if name not in there),
+            folder,
+            like=origin.like,
+            max_shard_bytes=max_shard_bytes,
+            begun=begun,
+            on_shard=lambda number: partial.note(number, unfinished_shard(number)),
+        )
         _complete_config(folder, kind)
         if quantizer:
             quantizer.finish(folder)
@@ -75,7 +91,38 @@ def export_weights(
         told = {k: v for k, v in notes.items() if k not in origin.facts}
         head = {"to": "hf", "verified": True, "slime": __version__, "torch": torch.__version__}
         files.write_json(folder / CERTIFICATE, {**told, **head, "weights": rows})
+        partial.commit(notes)
     return notes
+
+
+def _source(origin: Origin) -> dict[str, Any]:
+    """What an unfinished export must agree with, besides its options, to be gone on with."""
+    parts = [origin.path, *sorted(p for p in origin.path.iterdir() if p.is_dir()), origin.like]
+    return {"source": {str(p.resolve()): stamps(p) for p in parts}, "slime version": __version__}
+
+
+def _take_up(partial: Partial) -> tuple[int, set[str]]:
+    """(shards that an earlier process has written, the tensors they hold)."""
+    names = [unfinished_shard(n) for n in range(1, len(partial.done) + 1)]
+    for number, name in enumerate(names, 1):  # they may have got their last names already
+        last = partial.folder / shard_name(number, len(names))
+        if last.is_file():
+            last.rename(partial.folder / name)
+    partial.keep_only(names)
+    if names:
+        console.note(f"continuing: {len(names)} shard(s) were written before")
+    return len(names), {tensor for name in names for tensor in read_header(partial.folder / name)}
+
+
+def _whole(there: set[str], origin: Origin, quantizer: Fp8Quantizer | None) -> set[str]:
+    """Tensors of the origin that need not be read again: what each of them became is there."""
+    done = there & origin.shapes.keys()
+    if quantizer is None:
+        return done
+    done = {n for n in done if n + SCALE in there or not is_quantised(n, origin.shapes[n])}
+    for name in done:
+        quantizer.takes(name, origin.shapes[name])
+    return done
 
 
 def compare(source: Pairs, result: Weights, quantizer: Fp8Quantizer | None) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,22 +131,27 @@ class HfFolder(Entries):
         """One tensor on the CPU, in its stored dtype; only its own bytes become resident."""
         if name not in self.entries:
             raise DataError(f"{self.path} has no tensor {name!r}", "check that the model is of the stated family")
-        entry = self.entries[name]
-        data = torch.empty(entry.nbytes, dtype=torch.uint8)
-        with entry.file.open("rb", buffering=0) as handle:
-            view: memoryview = data.numpy().data
-            handle.seek(entry.offset)
-            while len(view):
-                count = handle.readinto(view)
-                if not count:
-                    raise DataError(f"{entry.file} ends inside tensor {name}", "download the model again")
-                view = view[count:]
-        return data.view(entry.dtype).view(entry.shape)
+        return read_entry(name, self.entries[name])
 
-    def iterate(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) in file order; one tensor alive at a time if the caller keeps none."""
+    def iterate(self, skip: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) in file order, but for those to skip; one tensor alive at a time if the caller keeps none."""
         for name, _ in sorted(self.entries.items(), key=lambda kv: (kv[1].file.name, kv[1].offset)):
-            yield name, self.read(name)
+            if name not in skip:
+                yield name, self.read(name)
+
+
+def read_entry(name: str, entry: TensorEntry) -> torch.Tensor:
+    """One tensor from where it lies."""
+    data = torch.empty(entry.nbytes, dtype=torch.uint8)
+    with entry.file.open("rb", buffering=0) as handle:
+        view: memoryview = data.numpy().data
+        handle.seek(entry.offset)
+        while len(view):
+            count = handle.readinto(view)
+            if not count:
+                raise DataError(f"{entry.file} ends inside tensor {name}", "download the model again")
+            view = view[count:]
+    return data.view(entry.dtype).view(entry.shape)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -184,17 +189,34 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return view
 
 
+def unfinished_shard(number: int) -> str:
+    """What a shard is called before it is known how many there are."""
+    return f"shard-{number:05d}"
+
+
+def shard_name(number: int, count: int) -> str:
+    """What it is called then."""
+    return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
 class _ShardWriter:
     """Appends tensors to numbered safetensors files under temporary names."""
 
-    def __init__(self, out: Path, max_shard_bytes: int) -> None:
-        self.out, self.limit = out, max_shard_bytes
+    def __init__(self, out: Path, max_shard_bytes: int, on_shard: Callable[[int], None]) -> None:
+        self.out, self.limit, self._on_shard = out, max_shard_bytes, on_shard
         self.shards: list[list[str]] = []
         self._header: dict[str, Any] = {}
         self._header_bytes = 0
         self._held: list[memoryview] = []
         self._size = 0
         self._handle: Any = None
+
+    def take_up(self, begun: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the first `begun` shards hold, which an earlier process has written."""
+        for number in range(1, begun + 1):
+            entries = read_header(self.out / unfinished_shard(number))
+            self.shards.append(list(entries))
+            yield from ((name, read_entry(name, entry)) for name, entry in entries.items())
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         entry_bytes = len(name) + 128
@@ -219,7 +241,7 @@ class _ShardWriter:
         self._handle.write(data)
 
     def _start(self, room: int) -> None:
-        self._handle = (self.out / f"shard-{len(self.shards) + 1:05d}").open("wb")
+        self._handle = (self.out / unfinished_shard(len(self.shards) + 1)).open("wb")
         self._handle.seek(room)
         for data in self._held:
             self._handle.write(data)
@@ -237,6 +259,7 @@ class _ShardWriter:
         self._handle.close()
         self.shards.append(list(self._header))
         self._header, self._header_bytes, self._size, self._handle = {}, 0, 0, None
+        self._on_shard(len(self.shards))
 
     def finish(self, total: int) -> dict[str, str]:
         """Close, give final names, write the index if there is more than one shard; returns name -> file."""
@@ -245,8 +268,8 @@ class _ShardWriter:
         count = len(self.shards)
         where = {}
         for number, names in enumerate(self.shards, 1):
-            final = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-            (self.out / f"shard-{number:05d}").replace(self.out / final)
+            final = shard_name(number, count)
+            (self.out / unfinished_shard(number)).replace(self.out / final)
             where.update(dict.fromkeys(names, final))
         if count > 1:
             files.write_json(self.out / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
@@ -266,6 +289,8 @@ def save_hf_folder(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
     mark: Fingerprint | None = None,
+    begun: int = 0,
+    on_shard: Callable[[int], None] = lambda number: None,
 ) -> dict[str, Any]:
     """Write weights as they come, and copy what else belongs to the model from `like`.
 
@@ -276,20 +301,30 @@ def save_hf_folder(
         dtype: floating tensors are cast to it; None keeps each as it is.
         max_shard_bytes: largest shard (bytes), unless one tensor alone is larger.
         mark: takes in what is written, for who wants to know more of it than the fingerprint.
+        begun: shards that lie in `out` as unfinished_shard(1), ...; `pairs` goes on after them.
+        on_shard: told of each shard, by its number, once it is written.
 
     Returns {"tensors", "bytes", "shards", "dtype", "fingerprint"}.
     """
     out.mkdir(parents=True, exist_ok=True)
     mark = Fingerprint() if mark is None else mark
     total, count, kinds = 0, 0, set()
-    writer = _ShardWriter(out, max_shard_bytes)
-    try:
+    writer = _ShardWriter(out, max_shard_bytes, on_shard)
+
+    def written() -> Iterator[torch.Tensor]:
+        for name, tensor in writer.take_up(begun):
+            mark.update(name, tensor)
+            yield tensor
         for name, tensor in pairs:
             tensor = tensor.detach()
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
             mark.update(name, tensor)
             writer.add(name, tensor)
+            yield tensor
+
+    try:
+        for tensor in written():
             total, count = total + tensor.nbytes, count + 1
             kinds.add(str(tensor.dtype).removeprefix("torch."))
         where = writer.finish(total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class Origin:
     """the folder that is read"""
     like: Path
     """HF folder with config and tokenizer"""
-    weights: Callable[[], Pairs]
-    """reads all tensors, one alive at a time, as often as it is called"""
+    weights: Callable[[Collection[str]], Pairs]
+    """reads all tensors but those of the names given, one alive at a time, as often as it is called"""
     shapes: dict[str, tuple[int, ...]]
     """of all tensors"""
     dtype: str = ""
@@ -73,10 +73,10 @@ def _torch_dist_origin(path: Path) -> Origin:
 
     like = _companions(path)
 
-    def weights() -> Pairs:
+    def weights(skip: Collection[str]) -> Pairs:
         stored, _, rules = open_checkpoint(path, like)
         with contextlib.closing(TorchDistSource(stored, rules)) as source:
-            for name, shape in _shapes(rules).items():
+            for name, shape in ((n, s) for n, s in _shapes(rules).items() if n not in skip):
                 tensor = torch.empty(shape, dtype=source.dtype(name))
                 source.read_into(name, 0, tensor.numel(), octets(tensor))
                 yield name, tensor
@@ -118,7 +118,7 @@ def _trainer_origin(folder: Path) -> Origin:
         kind="trainer checkpoint",
         path=folder,
         like=run.model_dir,
-        weights=lambda: stored_weights(folder),
+        weights=lambda skip: stored_weights(folder, skip),
         shapes=stored_shapes(folder),
         dtype=recipe.export.dtype or recipe.model.dtype,
         facts={"source": str(folder), "run": str(run.root)},

@@ -1,7 +1,8 @@
-"""The unfinished result of a conversion: `OUT.partial/`, with a journal of what is in it for good.
+"""The unfinished result of a conversion or an export: `OUT.partial/`, with a journal of what is in it for good.
 
-A task enters the journal after its bytes were flushed to disk. A later run with the same source and options reads those
-bytes again, compares them with the journal's digest, and goes on with the rest; with others it starts over.
+A task (of an export: a whole shard) enters the journal after its bytes were flushed to disk. A later run with the same
+source and options goes on with the rest; with others it starts over. Of a conversion it first reads those bytes again
+and compares them with the journal's digest; an export compares its whole result with the source at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,15 @@ class Partial:
     Args:
         final: where the result goes.
         identity: source and options as JSON; the folder of another identity is of no use.
+        command: who writes, for messages.
     """
 
-    def __init__(self, final: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, final: Path, identity: dict[str, Any], command: str = "slime convert") -> None:
         self.final = final.resolve() if final.is_symlink() else final  # the folder that the link stands for
         self.folder = self.final.with_name(f"{self.final.name}.partial")
         self._identity = json.loads(json.dumps(identity))
         self.done: dict[int, str] = {}
-        """task -> digest, of all that is on disk for good"""
+        """task -> digest (of an export: file name), of all that is on disk for good"""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._journal = os.open(self.folder / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -48,7 +50,7 @@ class Partial:
         except BlockingIOError:
             os.close(self._journal)
             raise UsageError(
-                f"another `slime convert` is writing {self.folder}", "wait for it, or name another --out"
+                f"another `{command}` is writing {self.folder}", "wait for it, or name another --out"
             ) from None
         self._files: list[DiskFile] = []
         self._open_journal()
@@ -80,10 +82,7 @@ class Partial:
 
         Raises SlimeError when interrupted or when the disk is full; what was flushed is kept.
         """
-        # what was written last is small and made anew; a killed process may also have left half of it
-        known = {self.folder / name for name, _ in plan.files} | {self.folder / JOURNAL}
-        for path in [p for p in self.folder.rglob("*") if p.is_file() and p not in known]:
-            path.unlink()
+        self.keep_only(name for name, _ in plan.files)
         self._check_space(plan)
         for name, size in plan.files:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +110,18 @@ class Partial:
             self._keep(pending)
             raise
         return reused
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Remove all other files: those written last are small and made anew, and a kill may have left half of one."""
+        known = {self.folder / name for name in (*names, JOURNAL)}
+        for path in [p for p in self.folder.rglob("*") if p.is_file() and p not in known]:
+            path.unlink()
+
+    def note(self, number: int, name: str) -> None:
+        """Enter a task that has written a file of its own to the end."""
+        files.flush_file(self.folder / name)
+        self._append([[number, name]])
+        self.done[number] = name
 
     def _check_space(self, plan: Packer) -> None:
         needed = sum(size for _, size in plan.files)
@@ -159,7 +170,7 @@ class Partial:
 
     def commit(self, notes: dict[str, Any]) -> None:
         """Give the folder its final name."""
-        files.commit_folder(self.folder, self.final, {**notes, "identity": self._identity})
+        files.commit_folder(self.folder, self.final, notes)
         (self.final / JOURNAL).unlink()
 
     def discard(self) -> None:
@@ -174,10 +185,10 @@ class Partial:
 
 
 @contextlib.contextmanager
-def partial_folder(final: Path, identity: dict[str, Any]) -> Iterator[Partial]:
+def partial_folder(final: Path, identity: dict[str, Any], command: str = "slime convert") -> Iterator[Partial]:
     """OUT.partial: kept where a later run can go on with it, removed where it is of no use."""
     with files.explain_disk_errors(final):
-        partial = Partial(final, identity)
+        partial = Partial(final, identity, command)
         try:
             yield partial
         except BaseException as error:

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from slimecli import env, files
 from slimecli.errors import SlimeError, UsageError
+from slimecli.weights.partial import JOURNAL
 
-LOCAL_ONLY = (files.DONE,)
+LOCAL_ONLY = (files.DONE, JOURNAL)
 """files that mean something on this machine alone"""
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ class Weights(Protocol):
     def dtypes(self) -> dict[str, torch.dtype]: ...
     def config(self) -> dict[str, Any]: ...
     def read(self, name: str) -> torch.Tensor: ...
-    def iterate(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def iterate(self, skip: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,11 @@ class Dequantized(Entries):
         per_first = math.prod(entry.shape[1:-1])
         return self._values(packed, entry.shape, start * per_first, stop * per_first).reshape(shape)
 
-    def iterate(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) in file order; one tensor alive at a time if the caller keeps none."""
+    def iterate(self, skip: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) in file order, but for those to skip; one tensor alive at a time if the caller keeps none."""
         for name, _ in sorted(self.entries.items(), key=lambda kv: (kv[1].file.name, kv[1].offset)):
-            yield name, self.read(name)
+            if name not in skip:
+                yield name, self.read(name)
 
     def _values(self, packed: _Packed, shape: tuple[int, ...], begin: int, end: int) -> torch.Tensor:
         """[end - begin, cols]: rows of the tensor seen as one matrix, whose matrices lie one under the other."""

@@ -1,5 +1,6 @@
 """Every kind of origin becomes an HF folder that is compared with it; faults are caught; nothing half done stays."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from slimecli import files
-from slimecli.errors import DataError, UsageError
+from slimecli.errors import DataError, InterruptedRunError, UsageError
 from slimecli.weights import export as module
 from slimecli.weights.convert import hf_to_torch_dist
 from slimecli.weights.export import export_weights, is_export, parse_bytes
@@ -245,7 +246,7 @@ def test_a_disk_that_changes_a_byte_is_caught(options, name, said, model, tmp_pa
 
 def test_a_lost_tensor_is_caught(model, tmp_path):
     source = hf_origin(model)
-    pairs = dict(source.weights())
+    pairs = dict(source.weights(()))
     export(model, tmp_path / "o")
     result = open_weights(tmp_path / "o")
     with pytest.raises(DataError, match="a.b is not in the result"):
@@ -274,12 +275,13 @@ def test_killed_in_the_middle_leaves_nothing_that_looks_finished(model, tmp_path
     assert is_export(tmp_path / "o")
 
 
-def test_ctrl_c_cleans_up(model, tmp_path):
-    def stop(notes):
+def test_ctrl_c_before_anything_is_whole_cleans_up(model, tmp_path):
+    def interrupted(skip):
+        yield from list(HfFolder(model).iterate())[:3]
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        export_weights(hf_origin(model), tmp_path / "o", card=stop)
+    with pytest.raises(InterruptedRunError, match="nothing had been written yet"):
+        export_weights(dataclasses.replace(hf_origin(model), weights=interrupted), tmp_path / "o", card=str)
     assert not list(tmp_path.iterdir())
 
 
