@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from slimecli.engines.embedded.engine import EmbeddedEngine
     from slimecli.engines.http import HttpEngine
 
-ENGINES = {
-    "embedded": "slimecli.engines.embedded.engine:EmbeddedEngine",
-    "sglang": "slimecli.engines.sglang.engine:SglangEngine",
-    "http": "slimecli.engines.http:HttpEngine",
-}
-"""in this process, in a server of its own, or at engine.urls"""
-
 
 def open_engine(recipe: Recipe, model_dir: Path, *, logs: Path | None = None) -> RolloutEngine:
     """Clients of engine.urls where given, else the embedded engine in this process or a client of an own SGLang server.

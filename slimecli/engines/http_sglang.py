@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slimecli import files
 from slimecli.engines.http_errors import EngineRefusedError
 from slimecli.engines.standstill import standing_still
 from slimecli.errors import SlimeError
@@ -200,9 +202,17 @@ def _sent(update: WeightUpdate) -> Iterator[tuple[str, torch.Tensor]] | None:
 
 
 def _nbytes(update: WeightUpdate) -> int:
-    """Bytes that were sent, as far as this process knows."""
+    """Bytes that were sent."""
     if update.folder is not None:
         from slimecli.weights.hf import HfFolder
 
         return HfFolder(update.folder).nbytes
-    return sum(entry["nbytes"] for bucket in update.buckets or () for entry in bucket["tensors"])
+    if update.group is not None:
+        import torch
+
+        described = zip(update.group["dtypes"], update.group["shapes"], strict=True)
+        return sum(getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in described)
+    tensors = [entry for bucket in update.buckets or () for entry in bucket["tensors"]]
+    if update.manifest is not None:
+        tensors = files.read_json(update.manifest)["tensors"]
+    return sum(entry["nbytes"] for entry in tensors)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from slimecli.engines.embedded.request import Request
 from slimecli.engines.embedded.scheduler import Scheduler
 from slimecli.errors import SlimeError
 
@@ -48,10 +47,6 @@ class Worker:
 
         self._put(run)
         return future
-
-    def submit(self, requests: list[Request]) -> None:
-        """Queue requests."""
-        self._put(lambda: self.scheduler.submit(requests))
 
     def _put(self, item: Callable[[], None]) -> None:
         with self._lock:

@@ -119,9 +119,11 @@ def sent(models, tmp_path_factory):
             staged = stage_weights(
                 HfFolder(folder).iterate(), kind, version=7, folder=tmp_path_factory.mktemp("s") / "w", like=folder
             )
-            assert (await client.update_weights(staged.update)).version == 7
-        received = {"names": ["x"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "g"}
-        await client.update_weights(WeightUpdate(kind="distributed", version=7, group=received))
+            receipt = await client.update_weights(staged.update)
+            assert (receipt.version, receipt.bytes_) == (7, staged.bytes_), kind
+        received = {"names": ["x"], "dtypes": ["float32"], "shapes": [[3, 2]], "group_name": "g"}
+        receipt = await client.update_weights(WeightUpdate(kind="distributed", version=7, group=received))
+        assert receipt.bytes_ == 24
 
     asyncio.run(scene())
     return client.sent
