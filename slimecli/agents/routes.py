@@ -53,7 +53,7 @@ def session_routes(sessions: Sessions) -> list[Route]:
 
     async def begin(request: web.Request) -> web.Response:
         data = _checked(await asked(request), {"id", "session_id", "group", "label", "metadata"})
-        name = session_name(data.get("id") or data.get("session_id"))
+        name = session_name(data.get("id")) or session_name(data.get("session_id"))
         session = sessions.open(name, group=str(data.get("group") or ""))
         if data.get("label") is not None:
             session.base.label = _label(data)
@@ -73,11 +73,11 @@ def session_routes(sessions: Sessions) -> list[Route]:
 
     async def feedback(request: web.Request) -> web.Response:
         data = await asked(request)
-        if not data.get("session_id"):
+        if not (name := session_name(data.get("session_id"))):
             raise BadRequest("give session_id: it is in the x-session-id header of every answer")
         if data.get("reward") is None and data.get("label") is None:
             raise BadRequest("give reward (a number) or label (what the reward function compares with)")
-        return _end(str(data["session_id"]), data, "feedback")
+        return _end(name, data, "feedback")
 
     def _end(id_: str, data: dict[str, Any], why: str) -> web.Response:
         _checked(data, {"session_id", "reward", "label", "metadata"})

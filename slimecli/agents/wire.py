@@ -80,20 +80,24 @@ def session_of(request: web.Request, data: dict[str, Any], key_is_session: bool)
     stated = data.get("metadata")
     metadata: dict[str, Any] = stated if isinstance(stated, dict) else {}
     found = (
-        request.headers.get(SESSION_HEADER)
-        or request.headers.get(ROUTING_HEADER)
-        or data.get("session_id")
-        or metadata.get("session_id")
-        or (bearer(request) if key_is_session else "")
-        or data.get("user")
-        or metadata.get("user_id")
+        request.headers.get(SESSION_HEADER),
+        request.headers.get(ROUTING_HEADER),
+        data.get("session_id"),
+        metadata.get("session_id"),
+        bearer(request) if key_is_session else None,
+        data.get("user"),
+        metadata.get("user_id"),
     )
-    return session_name(found)
+    return next((name for name in map(session_name, found) if name), "")
 
 
 def session_name(stated: Any) -> str:
     """A session's name, as it can be sent in a header; empty: there is none."""
-    name = str(stated or "")
+    if stated is None:
+        return ""
+    if isinstance(stated, bool) or not isinstance(stated, str | int):
+        raise BadRequest(f"a session's name is text or a number, not {_short(stated)}")
+    name = str(stated)
     if len(name) > MAX_SESSION_ID or not name.isprintable():
         raise BadRequest(f"a session's name is at most {MAX_SESSION_ID} printable characters, not {name[:80]!r}")
     return name

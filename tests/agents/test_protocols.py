@@ -156,6 +156,13 @@ def test_feedback_and_errors_of_sessions(serve):
     assert (session.group, session.base.label, session.base.metadata) == ("g", "4", {"task": 1, "more": 2})
 
 
+def test_a_session_may_have_a_number_for_its_name(serve):
+    _, server = serve("a")
+    _, _, headers = http(server.url + "/v1/chat/completions", {"messages": [USER], "session_id": 0})
+    assert headers["x-session-id"] == "0"
+    assert http(server.url + "/feedback", {"session_id": 0, "reward": 1})[1]["samples"] == 1
+
+
 def test_an_agent_that_was_given_up_is_turned_away(serve):
     _, server = serve("a", "b")
     server.sessions.strict = True

@@ -41,6 +41,8 @@ OPENAI = [
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "no function name"),
     ({"session_id": "a\r\nX-Other: 1"}, "a session's name"),
     ({"session_id": "a" * 9000}, "a session's name"),
+    ({"session_id": ["a"]}, "a session's name is text or a number"),
+    ({"user": {"name": "a"}}, "a session's name is text or a number"),
 ]
 ANTHROPIC = [
     ({"tools": "x"}, "tools"),
