@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -41,10 +42,21 @@ def lost_peer(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST)
 
 
-def _prepare_process(log: str, threads: int, gpus: Sequence[int]) -> None:
-    """One log file per process, and thread count and GPUs before torch is imported. Without a log, output stays."""
+def _prepare_process(log: str, threads: int, gpus: Sequence[int], folder: str) -> None:
+    """One log file per process, and thread count and GPUs before torch is imported. Without a log, output stays.
+
+    Args:
+        folder: the driver's current one, from which paths of the run and of the recipe count; empty: stay in this one.
+    """
     import faulthandler
 
+    if folder and Path(folder).is_dir():
+        os.chdir(folder)
+    elif folder and not Path(log).is_absolute():
+        raise SlimeError(
+            f"{socket.gethostname()} has no folder {folder}, in which the run is",
+            "share that folder, or set SLIME_RUNS to one that every machine of the cluster has",
+        )
     if log:
         handle = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
         sys.stdout = sys.stderr = handle
@@ -79,6 +91,7 @@ class EngineHost:
         gpus: of this machine, which it may use.
         index: number of the engine among the run's.
         share: as in slimecli.engines.sglang.launch.start_server.
+        folder: as in _prepare_process.
     """
 
     def __init__(
@@ -89,9 +102,11 @@ class EngineHost:
         gpus: Sequence[int] = (),
         index: int = 0,
         share: tuple[int, int, str] | None = None,
+        *,
+        folder: str = "",
     ) -> None:
         resolved = reachable(validate_recipe(recipe))
-        _prepare_process(log, resolved.engine.threads, gpus)
+        _prepare_process(log, resolved.engine.threads, gpus, folder)
         if resolved.engine.backend == "sglang":
             from slimecli.engines.sglang.launch import start_server
 
@@ -116,8 +131,8 @@ class EngineHost:
 class TrainerHost:
     """One rank of the trainer."""
 
-    def __init__(self, log: str, threads: int, gpus: Sequence[int] = ()) -> None:
-        _prepare_process(log, threads, gpus)
+    def __init__(self, log: str, threads: int, gpus: Sequence[int] = (), *, folder: str = "") -> None:
+        _prepare_process(log, threads, gpus, folder)
         self._trainer: Trainer | None = None
         self._one_host = False
         self._staged = -1
@@ -146,12 +161,15 @@ class TrainerHost:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it at run time only
 
         env.set_rendezvous(rank, world_size, host, port, local_rank)
+        listening, self._door = self._door, None
         if world_size == 1 or torch.distributed.is_initialized():
+            if listening is not None:
+                listening.close()
             return
         if host == "127.0.0.1":
             env.set_gloo_loopback()
         # env:// would open a store that listens on all interfaces
-        door = self._door.detach() if self._door is not None else None
+        door = listening.detach() if listening is not None else None
         store = TCPStore(host, port, world_size, rank == 0, _MEETING, wait_for_workers=False, master_listen_fd=door)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)

@@ -58,3 +58,15 @@ def test_ranks_of_several_machines_meet_at_an_address_of_the_cluster(tmp_path, m
     first, _ = run_ranks(2, meet, tmp_path / "note", False, join=False)
     assert first[0] == 3.0 and first[2] == "127.0.0.2"
     assert "127.0.0.2" in first[1] and "0.0.0.0" not in first[1] and "::" not in first[1], first[1]
+
+
+def alone():
+    before, host = len(listening()), TrainerHost("", 1)
+    where, port = host.address(True)
+    assert len(listening()) == before + 1
+    host.join(0, 1, where, port, 0)
+    return len(listening()) - before
+
+
+def test_a_single_rank_listens_no_longer_than_it_is_asked_for():
+    assert run_ranks(1, alone, join=False) == [0]

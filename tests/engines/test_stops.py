@@ -38,3 +38,17 @@ def test_more_stops_than_anybody_needs_are_refused(models, stops):
     with pytest.raises(BadRequest, match="at most 1024"):
         asyncio.run(engine.generate(payload(1, **stops)))
     asyncio.run(engine.close())
+
+
+def test_a_tokenizer_that_fails_on_stop_strings_is_an_error_and_no_endless_wait(models, monkeypatch):
+    engine = EmbeddedEngine(models("qwen3"), slots=1, max_context=64)
+
+    def fail(stops):
+        raise IndexError("piece id is out of range")
+
+    monkeypatch.setattr(engine.codec, "stop_mask", fail)
+    with pytest.raises(IndexError, match="piece id is out of range"):
+        asyncio.run(asyncio.wait_for(engine.generate(payload(1, stop=["x"])), 5))
+    monkeypatch.undo()
+    assert asyncio.run(engine.generate(payload(1, stop=["x"])))["output_ids"]
+    asyncio.run(engine.close())

@@ -142,7 +142,7 @@ class EmbeddedEngine:
             try:
                 for stops in {s.stop for s in ask.samplings if s.stop}:
                     self.codec.stop_mask(stops)
-            except SlimeError as error:
+            except Exception as error:  # whatever it is, who waits must hear of it
                 gather.fail(error)
                 return
             self._scheduler.submit(requests)
