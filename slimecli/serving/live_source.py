@@ -7,6 +7,7 @@ which they ended. The cursor is part of every checkpoint, so that no conversatio
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -58,13 +59,18 @@ class LiveSource:
         self.dropped: Counter[str] = Counter()
         """reason -> sessions left out since the collector looked last"""
 
-    def poll(self) -> None:
-        """Take in what was written since the last time."""
+    def poll(self, wanted: float = math.inf) -> None:
+        """Take in what was written since the last time, until so many groups are there.
+
+        What is not read yet is no part of the state, which is written at every step.
+        """
         for number, path in segments(self._folder, "sessions"):
             if number < self._place[0]:
                 continue
             offset = self._place[1] if number == self._place[0] else 0
             for record, after in read_from(path, offset):
+                if self.available >= wanted:
+                    return
                 self._place = (number, after)
                 self._take_in(record)
 
@@ -88,10 +94,12 @@ class LiveSource:
         """
         begin = said = time.monotonic()
         while True:
-            self.poll()
-            self._drop_stale(step)
+            self.poll(n)
+            is_rest_unread = self._drop_stale(step)
             if self.available >= n:
                 return
+            if is_rest_unread:
+                continue
             now = time.monotonic()
             if now - begin > self._section.wait_s:
                 raise SlimeError(
@@ -115,19 +123,21 @@ class LiveSource:
         gone = "".join(f", {n} left out: {why}" for why, n in sorted(self.dropped.items()))
         return f"{n} groups of {self._n} ended conversations in {self._folder}: {self.available} are there{rest}{gone}"
 
-    def _drop_stale(self, step: int) -> None:
+    def _drop_stale(self, step: int) -> bool:
+        """Whether something was left out."""
         limit = self._section.max_staleness
         if limit < 0:
-            return
+            return False
         kept = [g for g in self._ready if all(_staleness(s, step) <= limit for e in g for s in e)]
         if len(kept) < len(self._ready):
             self.dropped["stale"] += self._n * (len(self._ready) - len(kept))
             self._ready = kept
+            return True
+        return False
 
     def take(self, n: int) -> list[Group]:
         """The next n groups, given back ones first. `wait` has made sure that they are there."""
-        if self.available < n:
-            self.poll()
+        self.poll(n)
         if self.available < n:
             raise SlimeError(f"there are no {self._lacking(n)}", "wait for them first")
         groups, self._buffer = self._buffer[:n], self._buffer[n:]

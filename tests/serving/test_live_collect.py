@@ -81,6 +81,7 @@ def test_a_broken_scorer_ends_the_run_and_does_not_use_up_what_people_said(tmp_p
         SlimeError, match=r"2 of 2 answers failed \(allowed: 10%\); the first: reward: the scorer is bro"
     ):
         asyncio.run(broken.collect(1))
+    broken._source.poll()
     assert broken._source.available == 2, "the next ones were left alone"
 
 

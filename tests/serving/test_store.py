@@ -63,6 +63,19 @@ def test_a_run_reads_what_a_server_appends_each_session_once(tmp_path):
         asyncio.run(resumed.wait(1, 2))
 
 
+def test_a_backlog_stays_on_the_disk_until_it_is_its_turn(tmp_path):
+    reader = source(tmp_path / "live", n=1, max_staleness=1)
+    with recording(tmp_path / "live") as store:
+        for number, version in enumerate("1114444"):
+            record(tmp_path, number, store=store, version=version)
+    asyncio.run(reader.wait(2, 5))
+    assert [g[0].session_id for g in reader.take(2)] == ["s3", "s4"] and reader.dropped == {"stale": 3}
+    assert reader.state()["ready"] == [], "nothing but the place is written at every step"
+    resumed = source(tmp_path / "live", n=1)
+    resumed.restore(reader.state())
+    assert [g[0].session_id for g in resumed.take(2)] == ["s5", "s6"]
+
+
 def test_named_groups_wait_for_their_own(tmp_path):
     reader = source(tmp_path / "live")
     with recording(tmp_path / "live") as store:
@@ -82,6 +95,7 @@ def test_stale_and_unrated_conversations_are_left_out_and_counted(tmp_path):
     asyncio.run(reader.wait(1, 5))
     ((sample,),) = reader.take(1)
     assert sample.session_id == "s1" and staleness(sample, 5) == 0 and staleness(sample, 7) == 2
+    reader.poll()
     assert reader.dropped == {"stale": 1, "unrated": 1}
     with pytest.raises(SlimeError, match="1 left out: stale"):
         asyncio.run(reader.wait(1, 5))
