@@ -102,7 +102,8 @@ class RayCluster:
         # num_cpus=0: the recipe says how many processes and threads run; Ray's own book-keeping of whole CPUs would
         # refuse a trainer beside two engines on a two-core laptop.
         options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(at, soft=False)} if at else {}
-        actor = ray.remote(num_cpus=0, max_restarts=0, **options)(cls).remote(*args)
+        # workers of a joined cluster begin where `ray start` was called
+        actor = ray.remote(num_cpus=0, max_restarts=0, **options)(cls).remote(*args, folder=str(Path.cwd()))
         self._actors.append(actor)
         return actor
 

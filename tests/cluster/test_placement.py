@@ -118,7 +118,7 @@ run.new_attempt()
 cluster = RayCluster(recipe, run)
 
 class Where:
-    def __init__(self, *args): self.local_rank = None
+    def __init__(self, *args, folder): self.local_rank = None
     def address(self, one_host): return "127.0.0.1", 1
     def join(self, rank, world, host, port, local_rank): self.local_rank = local_rank
     def open(self, *args): pass

@@ -27,7 +27,7 @@ run = create_run(sys.argv[1], recipe)
 run.new_attempt()
 
 class Where:
-    def __init__(self, *args): self.gpus = tuple(args[-1])
+    def __init__(self, *args, folder): self.gpus = tuple(args[-1])
     def address(self, one_host): return "127.0.0.1", 1
     def join(self, rank, world, host, port, local_rank): self.local_rank = local_rank
     def open(self, *args): pass
@@ -67,7 +67,7 @@ assert demand_of(shared, 4, 8).colocate and demand_of(shared, 4, 8).bundles() ==
 ray.shutdown()
 
 class Engine:
-    def __init__(self, tree, model_dir, log, gpus, index, share): self.told = gpus, index, share, log
+    def __init__(self, tree, model_dir, log, gpus, index, share, folder): self.told = gpus, index, share, log
     def url(self): return "http://127.0.0.1:1"
     def close(self): pass
     def look(self): return ray.get_runtime_context().get_node_id(), *self.told

@@ -19,7 +19,9 @@ def test_a_run_on_two_machines_is_the_run_on_one(tmp_path):
     nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False})
     try:
         nodes.add_node(num_cpus=2, num_gpus=1)
+        # the cluster was started in another folder: a path that begins in this one is found all the same
+        words = ("./here/r" if word == "r" else word for word in words)
         succeed(*words, "--ray-address", nodes.address, folder=tmp_path / "two", run=spawn_slime)
     finally:
         nodes.shutdown()
-    assert_same_run(tmp_path / "one/runs/r", tmp_path / "two/runs/r", STEPS)
+    assert_same_run(tmp_path / "one/runs/r", tmp_path / "two/here/r", STEPS)
