@@ -21,8 +21,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
-    with listen(host) as probe:
-        return int(probe.getsockname()[1])
+    try:
+        with listen(host) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise cannot_listen(host, 0, error) from None
 
 
 def lasting_port(host: str = "127.0.0.1") -> int:

@@ -22,6 +22,9 @@ def test_a_free_port_can_be_had_and_is_one_address_alone():
 def test_an_address_of_another_machine():
     with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1:0"):
         ports.check_free("192.0.2.1", 0)
+    for take in (ports.free_port, ports.lasting_port):
+        with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1"):
+            take("192.0.2.1")
 
 
 def test_a_port_for_later_is_none_that_connections_are_given():

@@ -86,7 +86,7 @@ class Chain:
                 return back[::-1]
             if full is not None and whole is None:
                 whole = [full, *back[::-1]]
-            if changes is None:
+            if changes is None or changes.base_version >= at:
                 break
             back.append(changes)
             if changes.base_fingerprint == held:
@@ -128,13 +128,14 @@ class Staged:
 
 
 def stage(pairs: Pairs, *, version: int, folder: Path, like: Path) -> Staged:
-    """Add a version to the chain of a folder: changes if the version before was staged by this process, else all.
+    """Add a version to the chain of a folder: changes if an earlier version was staged by this process, else all.
 
     All weights are written besides the changes once those since the last whole version are many, or take as much room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = _snapshots.pop(str(folder), None)
-    if before is None:
+    # a version that is staged once more, for engines that were all lost, begins a chain: one has one link to a version
+    if before is None or version <= before.version:
         shutil.rmtree(folder)
         folder.mkdir()
         chain = Chain(folder, [])
@@ -251,7 +252,10 @@ def _materialise(folder: Path, version: int) -> Path:
             with files.explain_disk_errors(out):
                 shutil.copytree(chain.at(link), out, ignore=shutil.ignore_patterns(files.DONE))
         else:
-            _write_changes(delta.Delta(chain.at(link)), out, state)
+            changes = delta.Delta(chain.at(link))
+            changes.check_base(held)
+            _write_changes(changes, out, state)
+        held = link.fingerprint
         files.write_json(state, {"version": link.version, "fingerprint": link.fingerprint}, durable=False)
     return out
 

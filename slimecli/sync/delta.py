@@ -133,15 +133,13 @@ class Delta:
             self.base_fingerprint, self.base_version = str(self.told["base_fingerprint"]), self.told["base_version"]
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise DeltaRefused(f"{folder} holds no changes: {error!r}", _AGAIN) from None
-        if self.told["format"] != FORMAT:
-            raise DeltaRefused(
-                f"{folder} has format {self.told['format']}, this version of slime reads {FORMAT}", _AGAIN
-            )
+        if (found := self.told.get("format")) != FORMAT:
+            raise DeltaRefused(f"{folder} has format {found}, this version of slime reads {FORMAT}", _AGAIN)
         self.version = version
         path = folder / "delta.bin"
-        found = path.stat().st_size if path.is_file() else 0
-        if found != wanted:
-            raise DeltaRefused(f"{path} is cut short: {found} of {wanted} bytes", _AGAIN)
+        size = path.stat().st_size if path.is_file() else 0
+        if size != wanted:
+            raise DeltaRefused(f"{path} is cut short: {size} of {wanted} bytes", _AGAIN)
 
     def check_base(self, fingerprint: str) -> None:
         """Raise unless these are the weights that the changes were taken from."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import pickle
 import socket
 import subprocess
@@ -175,6 +176,10 @@ def test_manifest_faults(served, tmp_path):
         ("{}", "not a weight manifest"),
         ('{"buffer": "/nope", "version": 1, "tensors": []}', "not a weight manifest"),
     ]
+    entry = {"name": "w", "dtype": "float32", "shape": [1], "offset": -4, "nbytes": 4}
+    for wild in (entry, {**entry, "offset": 1 << 20}, {**entry, "offset": 8, "nbytes": -4}):
+        told = {"buffer": str(broken), "version": 1, "tensors": [wild]}
+        cases.append((json.dumps(told), "w lies outside"))
     for text, reason in cases:
         broken.write_text(text)
         with pytest.raises(SlimeError, match=reason):

@@ -65,6 +65,37 @@ def test_paths(run, tmp_path):
         path("", 9)
 
 
+def test_a_version_that_is_staged_once_more_leads_where_it_did(run, tmp_path):
+    """As where all engines were lost while they took it: who comes next comes from an older one."""
+    run(0)
+    chain.materialise(tmp_path / "c", 0)
+    run(1)
+    _, weights = run(1, share=0.0)
+    whole = chain.materialise(tmp_path / "c", 1)
+    assert fingerprint(HfFolder(whole).iterate()) == fingerprint(weights.items())
+    _, weights = run(2)
+    assert fingerprint(HfFolder(chain.materialise(tmp_path / "c", 2)).iterate()) == fingerprint(weights.items())
+
+
+def test_changes_from_other_weights_are_not_written(run, tmp_path):
+    run(0), run(1), run(2)
+    folder = tmp_path / "c"
+    chain.materialise(folder, 1)
+    (folder / "d000002").rename(folder / "gone")
+    (folder / "d000001").rename(folder / "d000002")
+    with pytest.raises(SlimeError, match="the changes to version 1 are applied already"):
+        chain.materialise(folder, 2)
+
+
+def test_a_chain_that_leads_in_circles_leads_nowhere(run, tmp_path):
+    run(0), run(1)
+    told = files.read_json(tmp_path / "c" / chain.NAME)
+    told["links"] = [{**link, "base_version": 1} for link in told["links"] if link["kind"] == "changes"]
+    files.write_json(tmp_path / "c" / chain.NAME, told)
+    with pytest.raises(SlimeError, match="does not lead to version 1"):
+        chain.Chain.read(tmp_path / "c").path("", 1)
+
+
 def test_a_restarted_trainer_begins_anew(run, tmp_path):
     run(0), run(1)
     chain.forget(tmp_path / "c")

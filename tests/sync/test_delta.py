@@ -100,7 +100,11 @@ def test_damage_is_named(written):
     assert torch.is_tensor(delta.Delta(folder).applied("one.weight", old["one.weight"]))
     with pytest.raises(delta.DeltaRefused, match=r"two\.weight"):
         delta.Delta(folder).applied("two.weight", old["two.weight"])
-    for text, reason in (("{}", "holds no changes"), (json.dumps({**told, "format": 9}), "format 9")):
+    for text, reason in (
+        ("{}", "holds no changes"),
+        (json.dumps({**told, "format": 9}), "format 9"),
+        (json.dumps({k: v for k, v in told.items() if k != "format"}), "format None"),
+    ):
         (folder / "delta.json").write_text(text)
         with pytest.raises(delta.DeltaRefused, match=reason):
             delta.Delta(folder)

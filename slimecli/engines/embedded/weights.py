@@ -242,11 +242,11 @@ def from_manifest(path: Path) -> tuple[list[Header], Iterator[tuple[str, torch.T
         buffer, version, entries = Path(manifest["buffer"]), int(manifest["version"]), manifest["tensors"]
         headers = [(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries]
         size = buffer.stat().st_size
-        over = [e["name"] for e in entries if e["offset"] + e["nbytes"] > size]
+        wild = [e["name"] for e in entries if not 0 <= e["offset"] <= e["offset"] + e["nbytes"] <= size]
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise WeightsRefused(f"{path} is not a weight manifest: {error!r}", "write it again") from None
-    if over:
-        raise WeightsRefused(f"{buffer} ends before {over[0]}", "write the weights again")
+    if wild:
+        raise WeightsRefused(f"{wild[0]} lies outside {buffer}", "write the weights again")
 
     def views() -> Iterator[tuple[str, torch.Tensor]]:
         data = torch.from_file(str(buffer), shared=True, size=size, dtype=torch.uint8)
