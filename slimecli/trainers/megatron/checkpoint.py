@@ -51,7 +51,7 @@ def save(folder: Path, chunks: list[Any], optimizer: Any, step: int, spec: Model
     for part in parts(optimizer):
         make_moments(part)
     tree = _tree(chunks, optimizer, is_loading=False)
-    _leave_out_classes(tree["optimizer"])
+    _leave_out(tree["optimizer"])
     tree |= {"iteration": step, "checkpoint_version": 3.0, "args": _arguments(spec)}
     if dist.get_rank() == 0 and model_dir is not None:
         tree |= _carried(spec, model_dir)
@@ -169,7 +169,8 @@ def _hand_results_over_here() -> None:
 def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
     from slimecli.trainers.megatron.weights import checkpoint_metadata
 
-    metadata = checkpoint_metadata()
+    # the optimizer's state is put together in host memory: a device may have no room for all float32 weights besides
+    metadata = checkpoint_metadata() | {"distrib_optim_fully_reshardable_mem_efficient": True}
     tree = {
         name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in zip(_names(chunks), chunks, strict=True)
     }
@@ -178,15 +179,15 @@ def _tree(chunks: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, A
     return tree
 
 
-def _leave_out_classes(state: Any) -> None:
-    """Parameter groups of an offloaded optimizer name classes, which only code could read back; at loading all groups
-    are the loading optimizer's own."""
+def _leave_out(state: Any) -> None:
+    """Classes that parameter groups of an offloaded optimizer name, which only code could read back: at loading all
+    groups are the loading optimizer's own. And that a rank has no parameters' state to give."""
     if isinstance(state, dict):
-        for name in [k for k, v in state.items() if isinstance(v, type)]:
+        for name in [k for k, v in state.items() if isinstance(v, type) or (k == "param_state" and v is None)]:
             del state[name]
     if isinstance(state, (dict, list)):
         for value in state.values() if isinstance(state, dict) else state:
-            _leave_out_classes(value)
+            _leave_out(value)
 
 
 def _names(chunks: list[Any]) -> list[str]:

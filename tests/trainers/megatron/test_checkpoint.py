@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from slimecli.errors import SlimeError
 from slimecli.trainers import open_trainer
@@ -173,9 +174,38 @@ def warned(folder: Path, out: Path, options: tuple[str, ...]) -> list[str]:
     return said
 
 
-def test_nothing_is_warned_of(model_of, tmp_path):
+@pytest.mark.parametrize("layout", ["TP2", "DP2"])
+def test_nothing_is_warned_of(model_of, tmp_path, layout):
     """That ranks' states differ would look like damage."""
-    assert run_ranks(2, warned, model_of("qwen3", 4), tmp_path, LAYOUTS["TP2"], join=False) == [[], []]
+    assert run_ranks(2, warned, model_of("qwen3", 4), tmp_path, LAYOUTS[layout], join=False) == [[], []]
+
+
+class OnToGpu(TorchFunctionMode):
+    """How large tensors are that are put on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [0]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def gathered(folder: Path, out: Path, options: tuple[str, ...]) -> int:
+    recipe = made.recipe(*options)
+    trainer = open_trainer(recipe, folder, total_steps=5)
+    step(trainer, recipe, 0)
+    with OnToGpu() as watch:
+        trainer.save(out)
+    return max(watch.sizes)
+
+
+def test_the_optimizers_state_is_put_together_in_host_memory(model_of, tmp_path):
+    """A GPU that has room for a step has not for a copy of all float32 weights besides."""
+    for largest in run_ranks(2, gathered, model_of("qwen3", 4), tmp_path, (*ALGO, *LAYOUTS["DP2"]), join=False):
+        assert largest < 100
 
 
 def cut_short(folder: Path, out: Path, options: tuple[str, ...], room: int) -> tuple[str, float]:
