@@ -80,15 +80,13 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 )
 """(field, value, reason) of what slime sets unless [megatron] says otherwise"""
 NEEDS_GPU = (
-    *("tp_comm_overlap", "gradient_accumulation_fusion", "optimizer_cpu_offload", "cpu_offloading"),
-    *("cuda_graph_impl", "enable_cuda_graph", "nccl_ub", "use_precision_aware_optimizer"),
-    *("external_cuda_graph", "symmetric_ar_type", "batch_invariant_mode", "use_kitchen", "use_kitchen_attention"),
-    *("fused_single_qkv_rope", "use_ring_exchange_p2p"),
+    *("gradient_accumulation_fusion", "optimizer_cpu_offload", "cpu_offloading", "nccl_ub"),
+    *("use_precision_aware_optimizer", "symmetric_ar_type", "batch_invariant_mode", "use_kitchen"),
+    *("use_kitchen_attention", "fused_single_qkv_rope", "use_ring_exchange_p2p"),
 )
 NEEDS_TRANSFORMER_ENGINE = (
-    *("fp8", "fp4", "tp_comm_overlap", "cpu_offloading", "use_te_rng_tracker", "moe_permute_fusion"),
-    *("moe_router_fusion", "use_te_activation_func", "fine_grained_activation_offloading"),
-    "use_precision_aware_optimizer",
+    *("fp8", "fp4", "cpu_offloading", "moe_permute_fusion", "moe_router_fusion", "use_te_activation_func"),
+    *("fine_grained_activation_offloading", "use_precision_aware_optimizer"),
 )
 
 

@@ -29,7 +29,7 @@ SIZES = {
 _HOW = (
     *("recompute_activations", "recompute_granularity", "recompute_method", "recompute_num_layers"),
     *("recompute_modules", "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer"),
-    *("distribute_saved_activations", "tp_comm_overlap"),
+    "distribute_saved_activations",
 )
 """further arguments that say how a result is computed, not which"""
 

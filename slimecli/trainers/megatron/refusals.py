@@ -47,6 +47,11 @@ _ELSEWHERE = {
     "ep_overlap_early_attn_memory_release": "it needs a schedule of passes that slime does not have",
     "defer_embedding_wgrad_compute": "slime computes the output layer's gradient itself, in chunks",
     "overlap_param_gather_with_optimizer_step": "it needs a schedule of passes that slime does not have",
+    "tp_comm_overlap": "its buffers are of one length, and packed micro-batches differ in it",
+    "cuda_graph_impl": "graphs are recorded for one length, and packed micro-batches differ in it",
+    "enable_cuda_graph": "graphs are recorded for one length, and packed micro-batches differ in it",
+    "external_cuda_graph": "graphs are recorded for one length, and packed micro-batches differ in it",
+    "use_te_rng_tracker": "only recorded graphs need it",
     "cache_mla_latents": "it is for generation, which engines do",
     "flash_decode": "it is for generation, which engines do",
     "use_inference_optimized_layers": "it is for generation, which engines do",
@@ -94,7 +99,7 @@ def _reason(name: str, value: Any, spec: ModelSpec, own_layers: bool) -> str:
         return f"{wrong[0]!r} is not one of {', '.join(_BALANCING)}" if wrong else ""
     if name == "moe_token_dispatcher_type" and value == "flex" and importlib.util.find_spec("deep_ep") is None:
         return "it needs DeepEP, which is not installed; take 'alltoall'"
-    if not value or value == "vanilla" or (isinstance(value, list) and not any(value)):
+    if not value or value in ("vanilla", "none") or (isinstance(value, list) and not any(value)):
         return ""
     if name in NETWORK and not own_layers:
         return f"what {spec.name} computes follows from its folder; leave it out"

@@ -39,6 +39,10 @@ def told(*options, spec=DENSE, on_gpu=False):
         ("loss_scale=0.5", "only float16 needs it"),
         ("pipeline_model_parallel_layout='Et|tL'", "decoder-last-pipeline-num-layers"),
         ("overlap_moe_expert_parallel_comm=true", "a schedule of passes that slime does not have"),
+        ("tp_comm_overlap=true", "its buffers are of one length"),
+        ("cuda_graph_impl=local", "graphs are recorded for one length"),
+        ("enable_cuda_graph=true", "graphs are recorded for one length"),
+        ("use_te_rng_tracker=true", "only recorded graphs need it"),
         ("attention_backend=flashy", "it takes one of flash, fused, unfused, local, auto"),
         ("fp8_recipe=mxfp8", "has no effect without fp8"),
         ("fp4_param=true", "has no effect without fp4"),
@@ -57,7 +61,7 @@ def test_each_is_told_with_its_reason(option, reason):
     [
         ("optimizer=adam", "transformer_impl=transformer_engine", "num_distributed_optimizer_instances=1"),
         ("moe_router_load_balancing_type=seq_aux_loss", "moe_aux_loss_coeff=0", "moe_z_loss_coeff=0.0"),
-        ("softmax_type=vanilla", "attention_backend=flash", "qk_l2_norm=false"),
+        ("softmax_type=vanilla", "attention_backend=flash", "qk_l2_norm=false", "cuda_graph_impl=none"),
         ("moe-router-load-balancing-type=['aux_loss','none']", "moe_aux_loss_coeff=[0.0,0.0]"),
     ],
 )
