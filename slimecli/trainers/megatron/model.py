@@ -70,7 +70,11 @@ def _mark_split(chunk: Any) -> None:
     )
 
     axes = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
-    for module in chunk.modules():
+    for name, module in chunk.named_modules():
+        # Transformer Engine says it of all its weights; those of experts it takes for whole, and they are parts
+        if getattr(module, "parallel_mode", "") is None and ".experts." not in f".{name}.":
+            for parameter in module.parameters(recurse=False):
+                parameter.tensor_model_parallel = False
         axis = next((a for kind, a in axes.items() if isinstance(module, kind)), None)
         if axis is None or getattr(module, "weight", None) is None:
             continue
