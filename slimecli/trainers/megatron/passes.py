@@ -24,6 +24,8 @@ from slimecli.trainers.megatron.replay import Routing
 if TYPE_CHECKING:
     from slimecli.trainers.megatron.heads import Heads
 
+QUANTISED = 128
+"""positions of the largest block that Transformer Engine quantises at a time, fp8 and fp4"""
 Use = Callable[[MicroBatch, tuple[Tensor, ...], bool], Tensor]
 """(micro-batch, outputs, whether it counts) -> [] loss; called on the last pipeline stage"""
 
@@ -93,7 +95,7 @@ class Passes:
         rank = parallel_state.get_context_parallel_rank()
         shares = [indices for part in plan[mine : mine + group] for indices in part]
         batches = [batch.select(indices or [0]) for indices in shares]
-        multiple = layout.tp if layout.sp else 1
+        multiple = local_multiple(self._settings)
         lengths = [local_length(b, context_ranks=layout.cp, multiple=multiple) for b in batches]
         if layout.vpp > 1:
             # megatron-core 0.16 mixes up the lengths of what two stages send each other both ways at once
@@ -182,6 +184,13 @@ class Passes:
             vocab=self._vocab,
             group=parallel_state.get_tensor_model_parallel_group(),
         )
+
+
+def local_multiple(settings: Settings) -> int:
+    """What the positions of a rank are a multiple of: sequence parallelism divides them over tensor-parallel ranks, and
+    Transformer Engine quantises whole blocks."""
+    quantised = settings.transformer.get("fp8") or settings.transformer.get("fp4")
+    return (settings.layout.tp if settings.layout.sp else 1) * (QUANTISED if quantised else 1)
 
 
 def unwrap(model: Any) -> Any:

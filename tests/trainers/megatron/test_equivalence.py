@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from slimecli.trainers.megatron import arguments
+from slimecli.model_specs import get_spec
+from slimecli.trainers.megatron import arguments, passes
+from tests.trainers import made
 from tests.trainers.megatron.conftest import initial
 from tests.trainers.megatron.ranks import LIKE_SGD, differences, megatron, observe
 
@@ -157,6 +159,33 @@ def test_stages_exchange_the_same_in_the_ways_that_a_gpu_is_set_to(model_of, alo
     """Batches of sends and receives, and both ways at once where chunks interleave."""
     forced = arguments._forced
     monkeypatch.setattr(arguments, "_forced", lambda layout, on_gpu: forced(layout, True))
+    folder = model_of("qwen3", 4)
+    check(observe(folder, (*GRPO, *layout, SMALL)), alone(folder, GRPO), folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "multiple"),
+    [((), 1), (("fp8=hybrid",), 128), (("fp4=e2m1",), 128), (("fp8=hybrid", TP2, SP), 256), ((TP2, SP), 2)],
+    ids=str,
+)
+def test_positions_are_whole_blocks_where_they_are_quantised(monkeypatch, options, multiple):
+    """Transformer Engine refuses others. It is not here: only how many positions there would be is looked at."""
+    monkeypatch.setattr(arguments, "NEEDS_TRANSFORMER_ENGINE", ())
+    recipe = made.recipe(*megatron(*options, processes=2))
+    assert passes.local_multiple(arguments.settings_of(recipe, get_spec("qwen3-0.6b"), on_gpu=True)) == multiple
+
+
+@pytest.mark.parametrize("layout", [megatron(TP2, SP, processes=2), megatron(CP2, processes=2)], ids=["TP2", "CP2"])
+def test_padding_to_whole_blocks_changes_nothing(model_of, alone, monkeypatch, layout):
+    plain = passes.make_micro_batch
+
+    def seen(*args, **options):
+        found = plain(*args, **options)
+        assert found.token_ids.shape[1] % 256 == 0
+        return found
+
+    monkeypatch.setattr(passes, "local_multiple", lambda settings: 256)
+    monkeypatch.setattr(passes, "make_micro_batch", seen)
     folder = model_of("qwen3", 4)
     check(observe(folder, (*GRPO, *layout, SMALL)), alone(folder, GRPO), folder)
 
