@@ -51,6 +51,10 @@ _ELSEWHERE = {
     "cuda_graph_impl": "graphs are recorded for one length, and packed micro-batches differ in it",
     "enable_cuda_graph": "graphs are recorded for one length, and packed micro-batches differ in it",
     "external_cuda_graph": "graphs are recorded for one length, and packed micro-batches differ in it",
+    **dict.fromkeys(
+        ("fp8_param", "fp8_param_gather", "fp4_param"),
+        "weights are read, swapped and published in pieces, which quantised ones are not stored in",
+    ),
     "use_te_rng_tracker": "only recorded graphs need it",
     "cache_mla_latents": "it is for generation, which engines do",
     "flash_decode": "it is for generation, which engines do",
@@ -81,10 +85,11 @@ def refused(given: Mapping[str, Any], spec: ModelSpec, *, own_layers: bool) -> I
         if reason:
             yield f"[megatron] {name} = {value!r}: {reason}"
     if not given.get("fp8"):
-        without = [n for n, v in given.items() if v and n.startswith(("fp8_", "moe_router_padding_for_"))]
+        effects = ("fp8_", "moe_router_padding_for_")
+        without = [n for n, v in given.items() if v and n.startswith(effects) and n not in _ELSEWHERE]
         yield from (f"[megatron] {name} has no effect without fp8" for name in without)
     if not given.get("fp4"):
-        without = [n for n, v in given.items() if v and n.startswith("fp4_")]
+        without = [n for n, v in given.items() if v and n.startswith("fp4_") and n not in _ELSEWHERE]
         yield from (f"[megatron] {name} has no effect without fp4" for name in without)
 
 
