@@ -9,24 +9,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-import orjson
-
 from slimecli import files
 from slimecli.agents.tool_calls import ToolFormat, tool_format
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.engines.embedded.text import TextCodec
-from slimecli.engines.http import ROUTING_HEADER, reason_of
-from slimecli.engines.http_errors import EngineRefusedError, EngineUnreachableError, refusal
-from slimecli.engines.streaming import Answers, Tell, events
-from slimecli.errors import SlimeError
+from slimecli.engines.http import HttpEngine
+from slimecli.engines.http_errors import EngineRefusedError
 from slimecli.protocols import RolloutEngine
 
 if TYPE_CHECKING:
     from slimecli.engines.embedded.engine import EmbeddedEngine
 
-PAUSE_S = 0.2
-"""before an answer goes on elsewhere (seconds)"""
 Stream = Callable[[Mapping[str, Any]], AsyncIterator[dict[str, Any]]]
 
 
@@ -127,34 +120,19 @@ def callers_fault() -> Iterator[None]:
         raise BadRequest(error.reason) from None
 
 
-async def _json(answer: aiohttp.ClientResponse) -> Any:
-    raw = await answer.read()
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return {"message": raw[:500].decode(errors="replace")}
-
-
 class HttpStream:
-    """Server-sent events of `/generate`. Used from one event loop only.
+    """Server-sent events of `/generate`; where one engine is lost, another one says the rest."""
 
-    Args:
-        url: may be set anew, when an engine takes the place of another.
-        retries: how often an answer goes on elsewhere when its engine is lost.
-    """
-
-    def __init__(self, url: str, api_key: str, timeout_s: float, retries: int) -> None:
-        self.url = url.rstrip("/")
-        self._retries = retries
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+    def __init__(self, engine: HttpEngine) -> None:
+        self._engine = engine
 
     async def __call__(self, payload: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The replies so far. Closing the iterator early makes the engine drop the request."""
         told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        ask = self._going_on(payload, told.put_nowait) if _can_go_on(payload) else self._once(payload, told.put_nowait)
+        if _can_go_on(payload):
+            ask = self._engine.generate_stream(_list_of_one(payload), told.put_nowait)
+        else:
+            ask = self._engine.stream_once(payload, told.put_nowait)
         work = asyncio.ensure_future(ask)
         work.add_done_callback(lambda _: told.put_nowait({}))
         try:
@@ -164,41 +142,12 @@ class HttpStream:
         finally:
             work.cancel()
 
-    async def _going_on(self, payload: Mapping[str, Any], tell: Tell) -> None:
-        """One answer; where its engine is lost, another one says the rest of it."""
-        key = {"routing_key": payload["routing_key"]} if payload.get("routing_key") else {}
-        params = {k: v for k, v in payload["sampling_params"].items() if k != "n"}
-        many = {**payload, "input_ids": [payload["input_ids"]], "sampling_params": [params]}
-        many["rid"] = [payload["rid"]] if payload.get("rid") else None
-        answers = Answers(many, tell)
-        for left in range(self._retries, -1, -1):
-            try:
-                await answers.ask(lambda rest, tell: self._once({**rest, **key}, tell))
-                break
-            except EngineUnreachableError:
-                if not left:
-                    raise
-                await asyncio.sleep(PAUSE_S)
 
-    async def _once(self, payload: Mapping[str, Any], tell: Tell) -> None:
-        """Over one connection."""
-        headers = dict(self._headers)
-        if key := payload.get("routing_key"):
-            headers[ROUTING_HEADER] = str(key)
-        data = {k: v for k, v in payload.items() if k != "routing_key"} | {"stream": True}
-        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
-            try:
-                async with session.post(self.url + "/generate", data=orjson.dumps(data)) as answer:
-                    if answer.status != 200:
-                        raise refusal(
-                            self.url, "generating", reason_of(await _json(answer), answer.status), answer.status
-                        )
-                    async for item in events(answer.content, self.url):
-                        tell(item)
-            except TimeoutError:
-                raise SlimeError(f"the engine at {self.url} did not answer in time", "see its log") from None
-            except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
-                raise EngineUnreachableError(f"the engine at {self.url} broke off: {error!r}", "see its log") from None
+def _list_of_one(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A request for one answer in the form of one for several."""
+    params = {k: v for k, v in payload["sampling_params"].items() if k != "n"}
+    rid = [payload["rid"]] if payload.get("rid") else None
+    return {**payload, "input_ids": [payload["input_ids"]], "sampling_params": [params], "rid": rid}
 
 
 def _can_go_on(payload: Mapping[str, Any]) -> bool:

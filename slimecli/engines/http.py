@@ -59,10 +59,7 @@ class HttpEngine:
 
         Raises EngineUnreachableError or EngineRefusedError naming the engine and what it was doing.
         """
-        key = payload.get("routing_key") if payload else None
-        headers = {ROUTING_HEADER: str(key)} if key else None
-        body = {k: v for k, v in payload.items() if k != "routing_key"} if payload and key else payload
-        data = orjson.dumps(body) if body is not None else None
+        data, headers = (None, None) if payload is None else _packed(payload)
         raw, status = await self._sent(self._exchange(method, path, data, self._timeout_s, headers), doing)
         return self._decoded(raw, status, doing)
 
@@ -121,10 +118,10 @@ class HttpEngine:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
         return self._session
 
-    async def _listen(self, data: bytes, hear: Callable[[dict[str, Any]], None]) -> tuple[bytes, int]:
+    async def _listen(self, payload: Mapping[str, Any], hear: Callable[[dict[str, Any]], None]) -> tuple[bytes, int]:
         """Hand out the events of `/generate` as they come; on the client loop only. A refusal comes back whole."""
-        limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with self._open().post(self.url + "/generate", data=data, timeout=limit) as answer:
+        limit, (data, headers) = aiohttp.ClientTimeout(total=self._timeout_s), _packed({**payload, "stream": True})
+        async with self._open().post(self.url + "/generate", data=data, timeout=limit, headers=headers) as answer:
             if answer.status != 200:
                 return await answer.read(), answer.status
             async for item in events(answer.content, self.url):
@@ -148,10 +145,10 @@ class HttpEngine:
     async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
         """The same, told as it comes; after a broken connection each answer goes on where it was."""
         answers = Answers(payload, tell)
-        await self._again(lambda: answers.ask(self._stream_once))
+        await self._again(lambda: answers.ask(self.stream_once))
 
-    async def _stream_once(self, payload: Mapping[str, Any], tell: Tell) -> None:
-        """Over one connection."""
+    async def stream_once(self, payload: Mapping[str, Any], tell: Tell) -> None:
+        """Over one connection; any payload of `/generate`."""
         loop, wrong = asyncio.get_running_loop(), list[SlimeError]()
 
         def hear(item: dict[str, Any]) -> None:
@@ -163,7 +160,7 @@ class HttpEngine:
         def hand_over(item: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(hear, item)
 
-        raw, status = await self._sent(self._listen(orjson.dumps({**payload, "stream": True}), hand_over), "generating")
+        raw, status = await self._sent(self._listen(payload, hand_over), "generating")
         if wrong:
             raise wrong[0]
         if status != 200:
@@ -257,6 +254,13 @@ def client_loop() -> asyncio.AbstractEventLoop:
 
 
 os.register_at_fork(after_in_child=client_loop.cache_clear)  # threads do not survive a fork: the loop would never turn
+
+
+def _packed(payload: Mapping[str, Any]) -> tuple[bytes, dict[str, str] | None]:
+    """(body, headers) of a request: a routing key is told in the one place where every router looks for it."""
+    key = payload.get("routing_key")
+    body = {name: value for name, value in payload.items() if name != "routing_key"}
+    return orjson.dumps(body), {ROUTING_HEADER: str(key)} if key else None
 
 
 def reason_of(data: Any, status: int) -> str:

@@ -191,11 +191,9 @@ class ProcessFleet:
             console.note(f"router: {program}")
             log = self._logs / "router.log"
             self._router = start_router(self._recipe, self.urls, host="127.0.0.1", port=0, log=log, api_key=self.key)
-        limits, front = self._limits, self._router.url if self._router else self.urls[0]
-        self._front = HttpEngine(front, **limits)
-        self._stream = HttpStream(front, limits["api_key"], limits["timeout_s"], limits["retries"])
+        self._front = HttpEngine(self._router.url if self._router else self.urls[0], **self._limits)
         context = fitting_context(self._recipe, self._model_dir)
-        self.text = remote(self._front, self._model_dir, max_context=context, stream=self._stream)
+        self.text = remote(self._front, self._model_dir, max_context=context, stream=HttpStream(self._front))
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -298,7 +296,7 @@ class ProcessFleet:
             return
         self._enter(number, worker, client)
         if not self._router:
-            self._front.url = self._stream.url = worker.url
+            self._front.url = worker.url
         console.say(f"a new engine at {worker.url} took its place")
 
     async def close(self) -> None:

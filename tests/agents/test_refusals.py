@@ -142,7 +142,7 @@ def elsewhere(tmp_path_factory):
     own = EmbeddedEngine(folder, slots=2, max_context=64)
     url, stop = start_server_thread(own)
     client = HttpEngine(url, timeout_s=30)
-    yield remote(client, folder, max_context=64, stream=HttpStream(url, "", 30, 0)), own
+    yield remote(client, folder, max_context=64, stream=HttpStream(client)), own
     asyncio.run(client.close())
     stop()
 

@@ -154,7 +154,7 @@ def test_a_conversation_is_told_to_routers_in_the_header_that_all_of_them_read(t
             if how == "whole":
                 await client.generate({**ASK, "routing_key": "anna"})
             else:
-                await anext(HttpStream(url, "", 10, 0)({**ASK, "routing_key": "anna"}))
+                await anext(HttpStream(client)({**ASK, "routing_key": "anna"}))
         await client.close()
         await listener.stop()
 
