@@ -19,6 +19,12 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
+def url_at(host: str, port: int) -> str:
+    """Where a server that is bound to `host` is reached from this machine."""
+    seen = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{seen}]:{port}" if ":" in seen else f"http://{seen}:{port}"
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
     try:

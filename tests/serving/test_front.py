@@ -5,7 +5,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from slimecli.engines.embedded.server import Listener, body, reply, url_at, web_app
+from slimecli.engines.embedded.server import Listener, body, reply, web_app
+from slimecli.ports import url_at
 from slimecli.serving.front import MAX_BODY, proxied, warn_if_open
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.errors import SlimeError
-from slimecli.ports import cannot_listen
+from slimecli.ports import cannot_listen, url_at
 
 log = logging.getLogger("slimecli.engine")
 MAX_BODY = 1 << 31
@@ -111,12 +111,6 @@ def engine_routes(engine: EmbeddedEngine, *, allow_pickle: bool = False) -> list
     from slimecli.engines.embedded import control, generation
 
     return [*generation.routes(engine, allow_pickle), *control.routes(engine, allow_pickle)]
-
-
-def url_at(host: str, port: int) -> str:
-    """Where a server that is bound to `host` is reached from this machine."""
-    seen = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{seen}]:{port}" if ":" in seen else f"http://{seen}:{port}"
 
 
 class Listener:

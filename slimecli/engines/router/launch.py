@@ -18,7 +18,7 @@ from typing import Any
 from slimecli import console, env
 from slimecli.engines.router.__main__ import KEY_VARIABLE
 from slimecli.errors import SlimeError
-from slimecli.ports import free_port
+from slimecli.ports import free_port, url_at
 
 CALL_S = 10.0
 """deadline of a call to a router (seconds)"""
@@ -68,7 +68,7 @@ class Router:
         self._on_death = on_death
         self.roles = dict(launch.roles)
         self._port = launch.port or free_port(launch.host)
-        self.url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{self._port}"
+        self.url = url_at(launch.host, self._port)
         self.restarts = 0
         self._closing = False
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ from slimecli.engines.sglang.arguments import Place, command_words
 from slimecli.engines.sglang.fields import installation
 from slimecli.engines.sglang.serve import leftovers, listens, members
 from slimecli.errors import SlimeError
-from slimecli.ports import lasting_port
+from slimecli.ports import lasting_port, url_at
 from slimecli.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -181,9 +181,7 @@ def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Se
     # command lines can be read by every user of the machine, a pipe cannot
     process.stdin.write(key.encode() + b"\n")
     process.stdin.flush()
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)
-    shown = f"[{shown}]" if ":" in shown else shown
-    return Server(f"http://{shown}:{place.port}", process, log, start)
+    return Server(url_at(place.host, place.port), process, log, start)
 
 
 def _processors(ranks: int) -> str:

@@ -152,3 +152,15 @@ def test_a_router_that_is_closed_while_it_is_started_again_stays_closed(engines,
     assert asked.wait(10)
     time.sleep(0.5)
     assert not front.alive() and not told
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_router_on_an_address_of_the_newer_kind(engines, ask, host, tmp_path):
+    recipe = load_recipe("", ("engine.router='builtin'",))
+    (only,) = engines(1)
+    front = start_router(recipe, [only.url], host=host, port=0, log=tmp_path / "log")
+    try:
+        assert front.url.startswith("http://[::1]:")
+        assert [s for s, _ in ask(front.url, [payload(1)])] == [200]
+    finally:
+        front.close()
