@@ -20,6 +20,8 @@ MODULES = {"builtin": "slimecli.engines.router", "smg": "smg", "sglang": "sglang
 """engine.router -> the module that is run"""
 PACKAGES = {"smg": "smg", "sglang": "sglang-router"}
 """engine.router -> what pip calls it, and its script's name"""
+HELP_S = 60.0
+"""deadline of a program's `--help` (seconds)"""
 OWN = ("host", "port", "worker-urls", "parent")
 """arguments that slime sets itself"""
 _OPTION = re.compile(r"^  (?:-\w(?: \S+)?, )?(--[a-z0-9][\w-]*.*?)(?:  .*)?$")
@@ -69,7 +71,10 @@ def command(name: str) -> list[str]:
 def arguments(name: str) -> dict[str, Argument]:
     """Every argument of an installed program, without the leading dashes."""
     line = [*command(name), "--help"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=env.child_env(COLUMNS="200"))
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=HELP_S, env=env.child_env(COLUMNS="200"))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlimeError(f"{name} does not tell its arguments: {error}", f"install {name} again") from None
     if done.returncode != 0:
         raise SlimeError(f"{' '.join(line)} failed: {done.stderr[-300:]}", f"install {name} again")
     return parse_help(done.stdout)

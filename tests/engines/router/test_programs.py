@@ -62,6 +62,15 @@ def test_smg_is_asked_for_its_arguments():
         words("smg", {"cache_treshold": 1})
 
 
+@pytest.mark.parametrize("line", [["/bin/sh", "-c", "sleep 30"], ["/etc/hostname"]])
+def test_a_program_that_does_not_tell_its_arguments(monkeypatch, line):
+    monkeypatch.setattr("slimecli.engines.router.programs.HELP_S", 0.3)
+    monkeypatch.setattr("slimecli.engines.router.programs.find", lambda name: line)
+    arguments.cache_clear()
+    with pytest.raises(SlimeError, match="smg does not tell its arguments"):
+        arguments("smg")
+
+
 def test_which_router_auto_means(monkeypatch):
     from slimecli.engines.router import programs
 
