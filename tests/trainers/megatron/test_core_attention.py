@@ -71,7 +71,7 @@ def test_the_kernel_is_asked_as_torch_defines_it(monkeypatch):
 
 
 def test_a_torch_whose_kernel_knows_no_grouped_queries_attends_without_it(monkeypatch):
-    """As torch 2.11's."""
+    """As torch's was between 2.10 and 2.12."""
 
     def kernel(query: Any, key: Any, value: Any, *bounds: Any, scale: Any = None, window_size: Any = (-1, -1)) -> None:
         raise AssertionError("it takes no enable_gqa")
