@@ -178,9 +178,9 @@ def _spawn(recipe: Recipe, model_dir: Path, place: Place, log: Path, devices: Se
             env=variables,
         )
     assert process.stdin is not None
-    # command lines can be read by every user of the machine, a pipe cannot
-    process.stdin.write(key.encode() + b"\n")
-    process.stdin.flush()
+    # command lines can be read by every user of the machine, a pipe cannot; who waits tells of a server that is gone
+    with contextlib.suppress(BrokenPipeError):
+        os.write(process.stdin.fileno(), key.encode() + b"\n")
     return Server(url_at(place.host, place.port), process, log, start)
 
 

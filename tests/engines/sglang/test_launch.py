@@ -135,6 +135,21 @@ def test_a_port_of_ones_own_is_not_replaced(start):
         start(port=taken.getsockname()[1])
 
 
+def test_a_server_that_is_gone_before_it_is_told_its_key_says_how(start, monkeypatch, made_up):
+    (made_up.parent / "site/torch.py").write_text("raise SystemExit('RuntimeError: no torch')")
+    real = subprocess.Popen
+
+    def popen(line, **how):
+        process = real(line, **how)
+        if Path(line[1]) == launch.HERE / "cpu.py":
+            process.wait(60)
+        return process
+
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    with pytest.raises(SlimeError, match="SGLang did not start.*no torch"):
+        start()
+
+
 def test_a_server_that_dies_says_how(start):
     server = start()
     os.kill(server.pid, signal.SIGKILL)
