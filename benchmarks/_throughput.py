@@ -17,13 +17,19 @@ from slimecli import env
 GPU_SHAPES = ("0.6b-gpu", "4b-gpu")
 
 
-def parse(description: str, shapes: Iterable[str], repeats: int = 3) -> argparse.Namespace:
-    """The flags of a throughput benchmark; `device` is resolved, and the threads are set."""
+def parse(description: str, shapes: Iterable[str], repeats: int = 3, backend: Sequence[str] = ()) -> argparse.Namespace:
+    """The flags of a throughput benchmark; `device` is resolved, and the threads are set.
+
+    Args:
+        backend: what `--backend` may be, the usual one first; empty: there is no such flag.
+    """
     flags_of = _common.parser(description, repeats)
     flags_of.add_argument("--shape", action="append", choices=list(shapes), help="repeatable")
     flags_of.add_argument("--threads", type=int, default=1, help="CPU threads of both sides")
     flags_of.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     flags_of.add_argument("--models", type=Path, help="folder that keeps the random models between runs")
+    if backend:
+        flags_of.add_argument("--backend", choices=backend, default=backend[0], help="the trainer that is measured")
     flags = flags_of.parse_args()
     env.set_threads(flags.threads)
     env.quiet_libraries()

@@ -1,6 +1,7 @@
-"""Tokens trained per second by the FSDP trainer, against a plain padded transformers loop.
+"""Tokens trained per second by a trainer, FSDP or Megatron, against a plain padded transformers loop.
 
     python -m benchmarks.train_throughput [--shape quickstart --shape tiny ...] [--threads 1] [--device auto]
+        [--backend fsdp|megatron]
 
 Same weights, same samples (groups that share a prompt, answers of different lengths), same GRPO loss, same optimizer.
 The loop pads every micro-batch to its longest sample and holds the full logits. Tokens are counted without padding,
@@ -69,12 +70,13 @@ def make_groups(work: Work, seed: int = 0) -> list[Group]:
     return groups
 
 
-def slime_side(folder: Path, batch: Any, work: Work, threads: int, dtype: str) -> tuple[Callable[[], float], Any]:
+def slime_side(folder: Path, batch: Any, work: Work, flags: Any, dtype: str) -> tuple[Callable[[], float], Any]:
     """(one optimizer step -> gradient norm, the trainer)."""
     from slimecli.recipe import validate_recipe
     from slimecli.trainers import open_trainer
 
-    trainer_section = {"max_tokens_per_micro_batch": work.budget, "threads": threads, "lr": 1e-5}
+    trainer_section = {"max_tokens_per_micro_batch": work.budget, "threads": flags.threads, "lr": 1e-5}
+    trainer_section["backend"] = flags.backend
     model = {"path": str(folder), "source": "path", "dtype": dtype}
     trainer = open_trainer(validate_recipe({"trainer": trainer_section, "model": model}), folder, total_steps=1000)
     return lambda: trainer.step(batch).grad_norm, trainer
@@ -137,10 +139,14 @@ def measure(name: str, work: Work, flags: Any, limits: Limits, where: Path) -> d
     folder = make_model(where / name, shape, dtype=dtype)
     batch = make_batch(work)
     tokens = int(batch.num_tokens)
-    ours, trainer = slime_side(folder, batch, work, flags.threads, dtype)
+    ours, trainer = slime_side(folder, batch, work, flags, dtype)
     norms = {"slime": ours()}
+    peak = 0
     if shape.matmul_params > 1e8:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # of a step, not of loading
         timings = _common.interleave({"slime": ours}, flags.repeats)
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         trainer.close()
         gc.collect()
         if device == "cuda":
@@ -159,7 +165,7 @@ def measure(name: str, work: Work, flags: Any, limits: Limits, where: Path) -> d
     flops = shape.flops(tokens, span, backward=True)
     return result | {
         "shape": name, "device": device, "dtype": dtype, "samples": work.prompts * work.group, "tokens": tokens,
-        "gradient_norms": norms,
+        "backend": flags.backend, "gradient_norms": norms, "peak_device_bytes": peak,
         "model_flops_utilisation": flops / result["sides"]["slime"]["seconds"] / limits.flops_per_s,
     }  # fmt: skip
 
@@ -173,7 +179,9 @@ def check_same_job(norms: dict[str, float], tolerance: float) -> None:
 
 def main() -> None:
     """Measure the shapes asked for."""
-    flags = _throughput.parse("FSDP trainer against a padded transformers loop", WORKS, repeats=5)
+    flags = _throughput.parse(
+        "a trainer against a padded transformers loop", WORKS, repeats=5, backend=("fsdp", "megatron")
+    )
     usual = _throughput.GPU_SHAPES if flags.device == "cuda" else ("quickstart", "tiny")
     works = {name: WORKS[name] for name in (flags.shape or usual)}
     if flags.smoke:
@@ -185,7 +193,8 @@ def main() -> None:
             f"{result['ratio']:.2f}x the padded loop, {result['model_flops_utilisation']:.0%} of the product peak"
         )
         _common.show(title, [{"side": side, **values} for side, values in result["sides"].items()])
-    _throughput.finish("train_throughput", flags, "padded transformers loop", results, limits)
+    name = "train_throughput" if flags.backend == "fsdp" else f"train_throughput_{flags.backend}"
+    _throughput.finish(name, flags, "padded transformers loop", results, limits)
 
 
 if __name__ == "__main__":

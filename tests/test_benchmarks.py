@@ -13,24 +13,31 @@ pytestmark = pytest.mark.timeout(1000)  # whole runs, one after the other, on wh
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def smoke(name):
+def smoke(name, *flags, called=""):
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--smoke"],
+        [sys.executable, "-m", f"benchmarks.{name}", "--smoke", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=900, env=env.child_env(OMP_NUM_THREADS="1"), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert len(lines) == 1, "stdout is one JSON line; tables go to stderr"
     result = json.loads(lines[0])
-    assert result["benchmark"] == name
+    assert result["benchmark"] == (called or name)
     assert result["machine"]["cores"] >= 1
     assert len(result["machine"]["load_average"]) == 3
     return result, done.stderr
 
 
-@pytest.mark.parametrize("name", ["decode", "train_throughput"])
-def test_throughput(name):
-    result, table = smoke(name)
+@pytest.mark.parametrize(
+    ("name", "flags", "called"),
+    [
+        ("decode", (), ""),
+        ("train_throughput", (), ""),
+        ("train_throughput", ("--backend", "megatron"), "train_throughput_megatron"),
+    ],
+)
+def test_throughput(name, flags, called):
+    result, table = smoke(name, *flags, called=called)
     assert result["ratio"] > 0
     only = result["results"][0]
     assert 0 < only["model_flops_utilisation"] < 1
