@@ -29,6 +29,7 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
     """
     from slimecli.errors import UsageError
     from slimecli.pipeline import PIPELINE
+    from slimecli.publishing import load_folder
     from slimecli.session import Session, step_weights
     from slimecli.stage import require
 
@@ -46,8 +47,10 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
                 f"to go on: slime run --resume --run {run.quoted} --set steps={done * 2}",
             )
         run.new_attempt()
-        engine = session.engine(step_weights(run, recipe, done))
-        session.aio.run(_label_weights(session, engine, done))
+        weights = step_weights(run, recipe, done)
+        engine = session.engine(weights)
+        # by their version, so that samples carry it as they do in `slime run`
+        session.aio.run(load_folder(engine, done, weights))
         source = session.source(done)
         collector = session.collector(source, session.generator(engine))
         collection = session.aio.run(collector.collect(step))
@@ -55,15 +58,6 @@ def rollout_step(run: RunDir, recipe: Recipe) -> dict[str, Any]:
         session.recorder.settle()
     path = str(run.samples_path(step))
     return {"step": step, "samples": path, "groups": len(collection.groups), "metrics": collection.metrics}
-
-
-async def _label_weights(session: Any, engine: Any, version: int) -> None:
-    """Load the step's weights by their version, so that samples carry it as they do in `slime run`."""
-    from slimecli.protocols import WeightUpdate
-    from slimecli.session import step_weights
-
-    folder = step_weights(session.run, session.recipe, version)
-    await engine.update_weights(WeightUpdate(kind="disk", version=version, folder=folder))
 
 
 def cli(

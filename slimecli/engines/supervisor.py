@@ -42,6 +42,7 @@ class SupervisedPool(EnginePool):
 
     Attributes:
         current: gives the weights that every engine must hold, as often as it is called; None before the first.
+        version: theirs; an engine that answers with an older one is not believed. -1 before the first.
         count: called with a name and a value for the metrics.
         router: told of engines that come and go.
     """
@@ -66,8 +67,7 @@ class SupervisedPool(EnginePool):
         self._log = log
         self._weights = threading.Lock()
         """held while weights change: a new engine must not load what is being written"""
-        self._version = -1
-        """of the weights that every engine must hold; -1: before the first"""
+        self.version = -1
         self._changing = False
         self._asleep: set[str] = set()
         self._fatal: EnginesLostError | None = None
@@ -95,7 +95,7 @@ class SupervisedPool(EnginePool):
             if self.seats[index].state != "up":
                 await self._one_is_up()
                 index = self._pick(None)
-            seat, version = self.seats[index], self._version
+            seat, version = self.seats[index], self.version
             self._load[index] += count
             try:
                 return seats.check_version(await self._guarded(seat, self._call(index, ask)), version)
@@ -296,7 +296,7 @@ class SupervisedPool(EnginePool):
                     begin = time.perf_counter()
                     is_done, receipts = run(self._push(staged, running))
                     if is_done:
-                        self.current, self._version = functools.partial(again, staged), staged.update.version
+                        self.current, self.version = functools.partial(again, staged), staged.update.version
                         self._take_along(run)
                 finally:
                     self._changing = False

@@ -104,7 +104,7 @@ async def push_each(
 async def _differences(engine: RolloutEngine, staged: StagedWeights, timeout_s: float) -> str:
     """The weights that an engine holds otherwise, by name; empty if it cannot tell."""
     ask = getattr(engine, "digests", None)
-    if ask is None:
+    if ask is None or not staged.digests:
         return ""
     try:
         held: dict[str, str] = await asyncio.wait_for(ask(), timeout_s)

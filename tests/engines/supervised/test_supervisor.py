@@ -10,6 +10,7 @@ from slimecli.engines.attached import attach
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.seats import EnginesLostError
 from slimecli.errors import SlimeError
+from slimecli.publishing import load_folder
 from slimecli.recipe import load_recipe
 from slimecli.rollout.args import HookArgs
 from slimecli.weights.fingerprint import fingerprint
@@ -351,12 +352,31 @@ def test_an_engine_that_was_started_anew_between_two_requests_is_not_believed(st
         publish(front, 4)
         pair[0].kill()
         stock.adopt(start_engine(folders[0], port=pair[0].port))
-
-        async def scene():
-            return await asyncio.gather(*(pool.generate(payload(i)) for i in range(6)))
-
-        assert {a["meta_info"]["weight_version"] for a in aio.run(scene())} == {"4"}
+        assert {a["meta_info"]["weight_version"] for a in aio.run(_six(pool))} == {"4"}
         pool.seats[0].thread.join(20)
         assert held(front) == [(4, fingerprint(HfFolder(folders[1]).iterate()))] * 2
         aio.run(pool.close())
     assert "answers with weights of version 0, not 4" in (tmp_path / "engines.log").read_text()
+
+
+def test_engines_that_come_back_take_the_folder_that_the_others_took(stock, folders, tmp_path):
+    """`slime rollout` of a step: nothing is published after its weights were loaded."""
+    pair = stock.take(2)
+    sets = ("engine.start_timeout_s=20", "engine.health_interval_s=0.2", f"engine.urls={[e.url for e in pair]}")
+    pool = attach(load_recipe("", sets), log=tmp_path / "engines.log")
+    with asyncio.Runner() as aio:
+        aio.run(load_folder(pool, 5, folders[1]))
+        expected = [said(a) for a in aio.run(_six(pool))]
+        pair[0].kill()
+        stock.adopt(start_engine(folders[0], port=pair[0].port))
+        answers = aio.run(_six(pool))
+        assert [said(a) for a in answers] == expected
+        assert {a["meta_info"]["weight_version"] for a in answers} == {"5"}
+        pool.seats[0].thread.join(20)
+        front = SimpleNamespace(pool=pool, aio=aio)
+        assert held(front) == [(5, fingerprint(HfFolder(folders[1]).iterate()))] * 2
+        aio.run(pool.close())
+
+
+async def _six(pool):
+    return await asyncio.gather(*(pool.generate(payload(i)) for i in range(6)))
