@@ -22,7 +22,7 @@ class EnginePool:
 
     A list of different prompts is cut into contiguous parts, one per engine. A single request, or a list that is one
     prompt over and over (a group: its prompt is computed once where it stays together), goes to the engine with the
-    fewest answers in flight, or by `routing_key` (taken out of the payload) always to the same one.
+    fewest answers in flight, or by `routing_key` always to the same one; a router behind it is told the key as well.
     """
 
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:
@@ -38,7 +38,7 @@ class EnginePool:
     async def generate(self, payload: Mapping[str, Any]) -> Any:
         """Route, or split and join."""
         payload = dict(payload)
-        key = payload.pop("routing_key", None)
+        key = payload.get("routing_key")
         count = _length(payload)
         if count is None or key is not None or len(self.engines) == 1 or _is_group(payload):
             return await self._ask(self._pick(key), lambda e: e.generate(payload), count or 1)
@@ -55,7 +55,7 @@ class EnginePool:
     async def generate_stream(self, payload: Mapping[str, Any], tell: Tell) -> None:
         """Answers of one engine, told as they come; of several where one is lost under them."""
         payload = dict(payload)
-        key = payload.pop("routing_key", None)
+        key = payload.get("routing_key")
         answers = Answers(payload, tell)
         await self._ask(self._pick(key), lambda e: answers.ask(stream_of(e)), len(payload["input_ids"]))
 

@@ -9,6 +9,7 @@ from slimecli.agents.text_engine import HttpStream
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.server import Listener, start_server_thread, web_app
 from slimecli.engines.http import HttpEngine
+from slimecli.engines.pool import EnginePool
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
 from slimecli.recipe import load_recipe
@@ -138,7 +139,7 @@ def test_when_all_tries_are_spent_it_is_over(opened):
     assert len(Threaded.started) == 2 + 4
 
 
-@pytest.mark.parametrize("how", ["whole", "streamed"])
+@pytest.mark.parametrize("how", ["whole", "streamed", "by a pool", "streamed by a pool"])
 def test_a_conversation_is_told_to_routers_in_the_header_that_all_of_them_read(tmp_path, how):
     seen = []
 
@@ -151,10 +152,14 @@ def test_a_conversation_is_told_to_routers_in_the_header_that_all_of_them_read(t
         url = await listener.start()
         client = HttpEngine(url, timeout_s=10)
         with pytest.raises(SlimeError):
-            if how == "whole":
-                await client.generate({**ASK, "routing_key": "anna"})
-            else:
+            engine = EnginePool([client]) if "pool" in how else client
+            if how == "streamed by a pool":
+                many = {"input_ids": [ASK["input_ids"]], "sampling_params": [ASK["sampling_params"]]}
+                await engine.generate_stream({**many, "routing_key": "anna"}, print)
+            elif how == "streamed":
                 await anext(HttpStream(client)({**ASK, "routing_key": "anna"}))
+            else:
+                await engine.generate({**ASK, "routing_key": "anna"})
         await client.close()
         await listener.stop()
 
