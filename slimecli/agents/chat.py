@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,16 +117,24 @@ class Chat:
 
     def prepare(self, ask: Ask) -> Pending:
         """Check a request and make the engine's payload of it."""
+        if self.sessions is None:
+            return self._prepared(ask, None, [])
+        digests = digests_of(ask.messages, ask.tools)
+        session = self.sessions.find(ask.session, digests)
+        try:
+            return self._prepared(ask, session, digests)
+        except SlimeError:
+            self.sessions.leave(session)
+            raise
+
+    def _prepared(self, ask: Ask, session: Conversation | None, digests: list[str]) -> Pending:
         template = dict(ask.template)
         if ask.tools and ask.tool_choice != "none":
             template["tools"] = ask.tools
-        session = None
-        if self.sessions is None:
+        if self.sessions is None or session is None:
             text = self.engine.codec.render(ask.messages, **template)
             ids = self.engine.codec.ids(text)
         else:
-            digests = digests_of(ask.messages, ask.tools)
-            session = self.sessions.find(ask.session, digests)
             prompt = self.sessions.prompt(session, ask.messages, digests, **template)
             text, ids = prompt.text, prompt.ids
         opening = self._opening(ask)
@@ -179,16 +188,16 @@ class Chat:
 
     async def answer(self, pending: Pending) -> list[Answer]:
         """All answers."""
-        with _Busy(pending.session):
+        with self._busy(pending.session):
             found = await self.engine.generate(pending.payload)
-        answers = [self._whole(pending, item, index) for index, item in enumerate(found)]
-        for answer in answers:
-            self._record(pending, answer)
+            answers = [self._whole(pending, item, index) for index, item in enumerate(found)]
+            for answer in answers:
+                self._record(pending, answer)
         return answers
 
     async def stream(self, pending: Pending) -> AsyncGenerator[Answer]:
         """The answers so far; what they show of text is never taken back. The last of each index has a reason."""
-        with _Busy(pending.session):
+        with self._busy(pending.session):
             async for item in self.engine.stream({**pending.payload, "stream": True}):
                 if item["meta_info"]["finish_reason"] is None:
                     yield self._partial(pending, item)
@@ -196,6 +205,19 @@ class Chat:
                 answer = self._whole(pending, item, item["index"])
                 self._record(pending, answer)
                 yield answer
+
+    @contextlib.contextmanager
+    def _busy(self, session: Conversation | None) -> Iterator[None]:
+        """A session with a request in flight is not idle; one that never got an answer is forgotten."""
+        if self.sessions is None or session is None:
+            yield
+            return
+        session.busy += 1
+        try:
+            yield
+        finally:
+            session.busy -= 1
+            self.sessions.leave(session)
 
     def _whole(self, pending: Pending, item: dict[str, Any], index: int) -> Answer:
         reason = item["meta_info"]["finish_reason"]
@@ -273,21 +295,6 @@ class Chat:
                 ill_formed=answer.ill_formed,
             ),
         )
-
-
-class _Busy:
-    """A session with a request in flight is not idle."""
-
-    def __init__(self, session: Conversation | None) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        if self._session is not None:
-            self._session.busy += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self._session is not None:
-            self._session.busy -= 1
 
 
 def stable_text(text: str, stops: Any) -> str:

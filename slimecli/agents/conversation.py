@@ -70,6 +70,8 @@ class Conversation:
     """when it was last spoken with (monotonic seconds)"""
     busy: int = 0
     """requests in flight"""
+    stated: bool = False
+    """it stays open without a word: it was opened on purpose, or by an earlier server"""
 
     def by_key(self, key: str) -> Turn | None:
         """The newest turn that a conversation with this digest goes on from."""
@@ -155,14 +157,21 @@ class Sessions:
         return dict(sorted(self._engine.counts.items()))
 
     def keep(self, session: Conversation) -> None:
-        """Have what was stated of a session written down."""
+        """Have what was stated of a session written down; it stays open without a word."""
+        session.stated = True
         if self._on_open is not None:
             self._on_open(session)
 
     def adopt(self, conversation: Conversation) -> None:
         """Take over a session that an earlier server had open."""
+        conversation.stated = True
         self._open[conversation.id] = conversation
         self._by_key |= {turn.key: conversation.id for turn in conversation.turns}
+
+    def leave(self, session: Conversation) -> None:
+        """Forget a session that began with a request which got no answer."""
+        if not (self.strict or session.turns or session.busy or session.stated):
+            self.drop(session.id)
 
     def get(self, id_: str) -> Conversation:
         """An open session."""

@@ -55,10 +55,14 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
+    def _type_of(self, argument: str) -> Any:
+        """JSON schema's `type` of an argument; None where the schema leaves it open, as `true` does."""
+        stated = self.parameters.get("properties", {}).get(argument)
+        return stated.get("type") if isinstance(stated, Mapping) else None
+
     def as_stated(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call without types, as the schema has them: what is to be a string becomes one again."""
-        properties = self.parameters.get("properties", {})
-        texts = [name for name in arguments if properties.get(name, {}).get("type") == "string"]
+        texts = [name for name in arguments if self._type_of(name) == "string"]
         return {k: json.dumps(v) if k in texts and not isinstance(v, str) else v for k, v in arguments.items()}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
@@ -73,7 +77,7 @@ class Tool:
                 f"{self.name} has no argument {', '.join(unknown)}; it has {', '.join(properties) or 'none'}"
             )
         for name, value in arguments.items():
-            wanted = properties.get(name, {}).get("type")
+            wanted = self._type_of(name)
             kinds = [wanted] if isinstance(wanted, str) else wanted or []
             if kinds and not any(_is_a(value, kind) for kind in kinds):
                 raise ToolError(f"{self.name}: {name} must be {' or '.join(kinds)}, not {json.dumps(value)[:80]}")

@@ -7,6 +7,7 @@ import pytest
 from slimecli.agents.chat import Ask, Chat
 from slimecli.agents.conversation import Sessions
 from slimecli.agents.tool_calls import tool_format
+from slimecli.errors import SlimeError
 from slimecli.rollout.versions import mask_before
 from slimecli.types import Sample
 from tests.agents.scripted import CALL, WEATHER, scripted
@@ -138,6 +139,30 @@ def test_calls_have_the_same_names_in_equal_runs_and_others_otherwise(tmp_path, 
         text.tools = tool_format(family)
         found.append(talk(Chat(text), [{"role": "user", "content": question}], tools=[WEATHER]).ids)
     assert found[0] == found[1] and len({*found[0], *found[2]}) == 4 and {len(i) for i in found[0]} == {length}
+
+
+def test_requests_without_an_answer_leave_no_session(tmp_path):
+    own, text = scripted(tmp_path, "a", max_context=60)
+    sessions = Sessions(text)
+    chat = Chat(text, sessions)
+    sessions.keep(sessions.open("opened"))
+
+    async def lost(payload):
+        raise SlimeError("the engine died")
+
+    whole, own.generate = own.generate, lost
+    for name in ("", "named", "opened"):
+        with pytest.raises(SlimeError, match="died"):
+            talk(chat, [USER], session=name)
+        with pytest.raises(SlimeError, match="the context 60"):
+            talk(chat, [{"role": "user", "content": "x" * 80}], session=name)
+    assert [s.id for s in sessions] == ["opened"]
+    own.generate = whole
+    talk(chat, [USER], session="spoken")
+    own.generate = lost
+    with pytest.raises(SlimeError, match="died"):
+        talk(chat, [USER], session="spoken")
+    assert [s.id for s in sessions] == ["opened", "spoken"]
 
 
 def test_idle_sessions_are_those_nobody_waits_for(tmp_path):

@@ -51,7 +51,7 @@ def test_an_answer_that_could_not_be_kept_was_not_given(tmp_path):
         chat = Chat(text, sessions)
         with files_up_to(0), pytest.raises(SlimeError, match="ulimit"):
             asyncio.run(chat.answer(chat.prepare(ASK)))
-        assert not sessions.get("s").turns
+        assert not list(sessions)
         asyncio.run(chat.answer(chat.prepare(ASK)))
         (sample,) = sessions.end("s", reward=1.0)
     assert "heard" in sample.response and "unheard" not in sample.response

@@ -14,7 +14,7 @@ import pytest
 from slimecli.errors import SlimeError
 from slimecli.recipe_tools import ToolsSection
 from slimecli.tools import mcp
-from slimecli.tools.base import ToolError
+from slimecli.tools.base import Tool, ToolError
 from slimecli.tools.mcp import McpServer
 from slimecli.tools.parsers import ToolCall
 from slimecli.tools.toolbox import Toolbox
@@ -170,6 +170,15 @@ def test_a_server_that_never_answers_is_ended(monkeypatch):
     with pytest.raises(SlimeError, match="did not answer initialize within 0.3 s"):
         McpServer("mute", "sleep 60", timeout_s=1.0)
     assert started[0].poll() is not None
+
+
+def test_a_schema_that_leaves_an_argument_open():
+    async def call(arguments):
+        return "ok"
+
+    tool = Tool(name="f", description="f", parameters={"type": "object", "properties": {"a": True}}, call=call)
+    tool.check({"a": [1]})
+    assert tool.as_stated({"a": 1}) == {"a": 1}
 
 
 def test_an_answer_that_is_no_object_is_told(box):
