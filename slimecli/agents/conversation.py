@@ -19,7 +19,7 @@ from slimecli.agents.text_engine import TextEngine
 from slimecli.engines.embedded.request import BadRequest
 from slimecli.errors import SlimeError
 from slimecli.rollout.segments import Trajectory
-from slimecli.types import Message, Sample
+from slimecli.types import LAST_TURN, Message, Sample
 
 STAND_IN = "SLIME-TURN-7f3a9c51"
 """rendered in the place of the last answer, to see what the template writes after it"""
@@ -91,6 +91,7 @@ class Conversation:
         for sample in found:
             sample.metadata |= {"breaks": trajectory.breaks, "tool_calls": sum(t.calls for t in self.turns)}
             sample.metadata["ill_formed"] = sum(t.ill_formed for t in self.turns)
+        found[-1].metadata[LAST_TURN] = decode(self.turns[-1].output_ids)  # it is the one that is scored
         return found
 
 

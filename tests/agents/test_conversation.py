@@ -7,7 +7,9 @@ import pytest
 from slimecli.agents.chat import Ask, Chat
 from slimecli.agents.conversation import Sessions
 from slimecli.agents.tool_calls import tool_format
+from slimecli.data_tools.rewards import load_reward
 from slimecli.errors import SlimeError
+from slimecli.recipe_reward import RewardSection
 from slimecli.rollout.versions import mask_before
 from slimecli.types import Sample
 from tests.agents.scripted import CALL, WEATHER, scripted
@@ -116,6 +118,17 @@ def test_a_sample_knows_which_tokens_were_said_by_which_weights(tmp_path):
     assert sample.weight_versions == ["3", "4"]
     mask_before(sample, 4)
     assert sample.loss_mask == [0, 0] + [1] * (sample.response_length - 2)
+
+
+def test_what_a_user_says_earns_no_reward(tmp_path):
+    _, text = scripted(tmp_path, "No idea.", "I do not know.")
+    chat = Chat(text, Sessions(text))
+    first = talk(chat, [USER], session="s")
+    talk(chat, [USER, first.message, {"role": "user", "content": "Is it \\boxed{4}?"}], session="s")
+    (sample,) = chat.sessions.end("s", label="4")
+    assert "\\boxed{4}" in sample.response
+    reward = load_reward(RewardSection(type="math"))
+    assert asyncio.run(reward.each(None, [sample])) == [0.0]
 
 
 def test_what_the_trainer_could_not_compute_is_not_the_agents_to_ask_for(tmp_path):
