@@ -26,21 +26,17 @@ def url_at(host: str, port: int) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now, for a process that listens there seconds or minutes later: none of those that
+    are given to connections in between."""
+    for port in random.SystemRandom().sample(LASTING, 100):
+        with contextlib.suppress(OSError):
+            listen(host, port).close()
+            return port
     try:
         with listen(host) as probe:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise cannot_listen(host, 0, error) from None
-
-
-def lasting_port(host: str = "127.0.0.1") -> int:
-    """A free port for who listens only after minutes: connections are not given one of these, as `free_port`'s are."""
-    for port in random.SystemRandom().sample(LASTING, 100):
-        with contextlib.suppress(OSError):
-            listen(host, port).close()
-            return port
-    return free_port(host)
 
 
 def check_free(host: str, port: int) -> None:

@@ -22,21 +22,28 @@ def test_a_free_port_can_be_had_and_is_one_address_alone():
 def test_an_address_of_another_machine():
     with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1:0"):
         ports.check_free("192.0.2.1", 0)
-    for take in (ports.free_port, ports.lasting_port):
-        with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1"):
-            take("192.0.2.1")
+    with pytest.raises(SlimeError, match=r"cannot listen on 192\.0\.2\.1"):
+        ports.free_port("192.0.2.1")
 
 
-def test_a_port_for_later_is_none_that_connections_are_given():
-    port = ports.lasting_port()
+def test_a_free_port_is_none_that_connections_are_given():
+    port = ports.free_port()
     assert port in ports.LASTING
     with ports.listen("127.0.0.1", port):
-        assert ports.lasting_port() != port
+        assert ports.free_port() != port
 
 
-def test_a_port_for_later_is_free(monkeypatch):
-    with ports.listen("127.0.0.1", ports.lasting_port()) as door:
+def test_a_port_that_is_taken_is_passed_over(monkeypatch):
+    with ports.listen("127.0.0.1", ports.free_port()) as door:
         taken = door.getsockname()[1]
-        free = ports.lasting_port()
+        free = ports.free_port()
         monkeypatch.setattr(ports.random.SystemRandom, "sample", lambda self, among, count: [taken, free])
-        assert ports.lasting_port() == free
+        assert ports.free_port() == free
+
+
+def test_where_all_of_them_are_taken_any_other_is_given(monkeypatch):
+    with ports.listen("127.0.0.1", ports.free_port()) as door:
+        monkeypatch.setattr(ports.random.SystemRandom, "sample", lambda self, among, count: [door.getsockname()[1]])
+        port = ports.free_port()
+        ports.check_free("127.0.0.1", port)
+        assert port != door.getsockname()[1]

@@ -22,7 +22,7 @@ from slimecli.engines.streaming import Tell
 from slimecli.engines.supervisor import POLL_S, SupervisedPool
 from slimecli.errors import SlimeError
 from slimecli.placement import Place
-from slimecli.ports import lasting_port
+from slimecli.ports import free_port
 from slimecli.recipe import Recipe
 from slimecli.rundir import RunDir
 from slimecli.topology import ServerPlan
@@ -187,7 +187,7 @@ def _meeting(node: str, deadline_s: float) -> str:
 
     address = _address(node)
     options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
-    port = ray.remote(num_cpus=0, **options)(lasting_port).remote(address)
+    port = ray.remote(num_cpus=0, **options)(free_port).remote(address)
     (found,) = wait([port], "a free port of an engine's first machine", deadline_s)
     return f"{address}:{found}"
 

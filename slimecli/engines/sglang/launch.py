@@ -23,7 +23,7 @@ from slimecli.engines.sglang.arguments import Place, command_words
 from slimecli.engines.sglang.fields import installation
 from slimecli.engines.sglang.serve import leftovers, listens, members
 from slimecli.errors import SlimeError
-from slimecli.ports import lasting_port, url_at
+from slimecli.ports import free_port, url_at
 from slimecli.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -129,7 +129,7 @@ def start_server(
     """
     host = host or recipe.engine.host
     for attempt in range(TRIES):
-        own = Place(host=host, port=port or lasting_port(host), nccl_port=lasting_port(host), index=index)
+        own = Place(host=host, port=port or free_port(host), nccl_port=free_port(host), index=index)
         place = own if share is None else replace(own, machines=share[0], rank=share[1], meeting=share[2])
         server = _spawn(recipe, model_dir, place, log, devices)
         try:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from slimecli.ports import lasting_port
+from slimecli.ports import free_port
 from tests.engines.sglang import made
 from tests.forked import spawn_slime, succeed
 from tests.tiny_run import metrics, sets
@@ -47,7 +47,7 @@ def test_an_engine_over_two_machines(sglang_python, tmp_path):
 
 def test_prompts_are_computed_by_one_server_and_answers_continued_by_another(sglang_python, tmp_path):
     """Behind a real smg; caches go from one to the other by a real Mooncake, over TCP."""
-    door = f"{{disaggregation_bootstrap_port={lasting_port()}}}"
+    door = f"{{disaggregation_bootstrap_port={free_port()}}}"
     groups = f"engine.groups=[{{kind='prefill', sglang={door}}}, {{kind='decode'}}]"
     succeed(*words(sglang_python, groups, "engine.router=smg"), folder=tmp_path, run=patient)
     run = tmp_path / "runs" / "r"

@@ -90,7 +90,7 @@ class Replayed(HttpEngine):
         super().__init__("http://recorded", timeout_s=5)
         self._recording = recording
 
-    async def _exchange(self, method, path, data, timeout_s):
+    async def _exchange(self, method, path, data, timeout_s, headers=None):
         body = self._recording["body"]
         raw = b"" if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
         return raw, self._recording["status"]

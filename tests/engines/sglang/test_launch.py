@@ -115,14 +115,14 @@ def test_a_server_that_never_answers(start, tmp_path):
 def test_a_port_that_is_taken_is_replaced_by_another(start, monkeypatch):
     import socket
 
-    real, asked = launch.lasting_port, []
+    real, asked = launch.free_port, []
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def port(host):
             asked.append(host)
             return taken.getsockname()[1] if len(asked) == 1 else real(host)
 
-        monkeypatch.setattr(launch, "lasting_port", port)
+        monkeypatch.setattr(launch, "free_port", port)
         # the one that holds the port answers nothing: without a look at the process this would wait for its deadline
         server = start()
     assert told(server) and len(asked) == 4

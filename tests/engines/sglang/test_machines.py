@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.sglang.launch import start_server
-from slimecli.ports import lasting_port
+from slimecli.ports import free_port
 from slimecli.recipe import load_recipe
 from slimecli.sync.push import push
 from slimecli.sync.stage import stage_weights
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.sglang
 def parts(sglang_python, models, tmp_path_factory):
     """The server's two process groups, the first machine's first; each machine starts its own, at the same time."""
     recipe = load_recipe("", made.overrides(sglang_python, "sglang.tp_size=2", *made.PATIENT))
-    folder, meeting, started = tmp_path_factory.mktemp("machines"), f"127.0.0.1:{lasting_port()}", {}
+    folder, meeting, started = tmp_path_factory.mktemp("machines"), f"127.0.0.1:{free_port()}", {}
 
     def start(rank):
         share = (2, rank, meeting)
