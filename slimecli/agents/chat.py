@@ -174,7 +174,8 @@ class Chat:
             # an agent asks for round numbers; what does not fit would be refused
             params["max_new_tokens"] = min(params["max_new_tokens"], own.pop("max_new_tokens", room), room)
             if own.get("sampling_seed") is not None:
-                own["sampling_seed"] = (own["sampling_seed"] + len(session.turns) * _SEED_STEP) % 2**62
+                own["sampling_seed"] = (own["sampling_seed"] + session.asked * _SEED_STEP) % 2**62
+            session.asked += 1
             params |= own | _UNBENT
         if ask.tools:
             params.setdefault("skip_special_tokens", False)  # some families write calls with special tokens

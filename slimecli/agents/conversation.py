@@ -68,6 +68,8 @@ class Conversation:
     """parameters that override the caller's; `max_new_tokens` is a limit, `sampling_seed` moves on with every turn"""
     used: float = field(default_factory=time.monotonic)
     """when it was last spoken with (monotonic seconds)"""
+    asked: int = 0
+    """requests so far, those in flight included: each has a seed of its own"""
     busy: int = 0
     """requests in flight"""
     stated: bool = False

@@ -120,6 +120,20 @@ def test_a_sample_knows_which_tokens_were_said_by_which_weights(tmp_path):
     assert sample.loss_mask == [0, 0] + [1] * (sample.response_length - 2)
 
 
+def test_requests_at_the_same_time_have_seeds_of_their_own(tmp_path):
+    own, text = scripted(tmp_path, "a", "b")
+    chat = Chat(text, Sessions(text))
+    chat.sessions.open("s").sampling = {"sampling_seed": 5}
+    pending = [chat.prepare(Ask(messages=[USER], session="s")) for _ in range(2)]
+
+    async def both():
+        await asyncio.gather(*(chat.answer(p) for p in pending))
+
+    asyncio.run(both())
+    seeds = [p["sampling_params"]["sampling_seed"] for p in own.asked]
+    assert seeds[0] == 5 and seeds[1] != 5, "two tries of one question are two answers"
+
+
 def test_what_a_user_says_earns_no_reward(tmp_path):
     _, text = scripted(tmp_path, "No idea.", "I do not know.")
     chat = Chat(text, Sessions(text))
