@@ -120,8 +120,8 @@ class LiveStore:
         self._sessions = Log(folder, "sessions", segment_bytes=segment_bytes)
         self._kept: set[str] = set()
         """uids of open sessions that stand among the turns"""
-        self.ended = 0
-        """sessions written since this server began"""
+        self._unmarked: list[dict[str, Any]] = []
+        """ends that could not be written among the turns yet"""
 
     def _take_lock(self) -> Any:
         handle = (self._folder / ".lock").open("a+", encoding="utf-8")
@@ -152,6 +152,7 @@ class LiveStore:
         self._note(session, {})
 
     def _note(self, session: Conversation, more: dict[str, Any]) -> None:
+        self._mark()
         about = {"group": session.group, "label": session.base.label, "metadata": session.base.metadata}
         self._turns.append({"session_id": session.id, "uid": session.uid, **about, **more})
         self._kept.add(session.uid)
@@ -161,13 +162,18 @@ class LiveStore:
         if samples:
             record = {"uid": session.uid, "group": session.group, "why": why, "samples": [s.to_dict() for s in samples]}
             self._sessions.append({"session_id": session.id, **record})
-            self.ended += 1
         if session.uid in self._kept:
             self._kept.remove(session.uid)
+            self._unmarked.append({"uid": session.uid, "session_id": session.id, "ended": why})
             try:
-                self._turns.append({"uid": session.uid, "session_id": session.id, "ended": why})
+                self._mark()
             except SlimeError as error:  # it has ended all the same: `recover` finds it among the sessions
-                console.warn(f"the end of session {session.id} is not marked among the turns: {error.what}")
+                console.warn(f"the end of session {session.id} is not marked among the turns yet: {error.what}")
+
+    def _mark(self) -> None:
+        while self._unmarked:
+            self._turns.append(self._unmarked[0])
+            del self._unmarked[0]
 
     def recover(self) -> list[Conversation]:
         """Sessions that were open when the server before ended.

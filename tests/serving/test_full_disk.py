@@ -78,6 +78,27 @@ def test_a_session_whose_end_could_not_be_marked_has_ended_once(tmp_path, monkey
         assert not again.recover()
 
 
+def test_an_end_that_could_not_be_marked_is_marked_with_the_next_answer(tmp_path, monkeypatch):
+    """The sessions of long ago are not looked through for it."""
+    live = tmp_path / "live"
+    store = LiveStore(live, segment_bytes=10)
+    append = store._turns.append
+
+    def full(line):
+        if "ended" in line:
+            raise SlimeError("disk full")
+        append(line)
+
+    monkeypatch.setattr(store._turns, "append", full)
+    record(tmp_path, 0, store=store)
+    monkeypatch.undo()
+    for number in range(1, 5):
+        record(tmp_path, number, store=store)
+    store.close()
+    with recording(live) as again:
+        assert not again.recover()
+
+
 def test_idle_sessions_wait_until_they_can_be_written(tmp_path, capsys):
     _, text = scripted(tmp_path, "hello")
     tries = []
