@@ -158,7 +158,8 @@ class Generator:
                 item.rollout_id = sample.index
         return results
 
-    def _returned(self, result: Any) -> list[Sample]:
+    @staticmethod
+    def _returned(result: Any) -> list[Sample]:
         """The samples that a generate function returned; raises DataError where they cannot be used."""
         found = result if isinstance(result, list) else [result]
         if not found:
@@ -166,7 +167,7 @@ class Generator:
         for item in found:
             if not isinstance(item, Sample):
                 raise DataError(f"it returned a {type(item).__name__}", "return the sample, or a list of samples")
-            if item.status is SampleStatus.PENDING and not self.partial:
+            if item.status is SampleStatus.PENDING:  # to be continued is `aborted`; this would begin again without end
                 raise DataError(
                     "it left the sample pending", "say how it ended: sample.status = SampleStatus.COMPLETED"
                 )

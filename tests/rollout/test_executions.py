@@ -128,6 +128,7 @@ def test_segments_share_a_failed_reward():
     assert done[0].metadata["failure"] == "reward: no score"
 
 
+@pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
@@ -141,11 +142,11 @@ def test_segments_share_a_failed_reward():
         ),
     ],
 )
-def test_a_generate_function_that_returns_what_cannot_be_used_fails_its_sample_alone(returned, reason):
+def test_a_generate_function_that_returns_what_cannot_be_used_fails_its_sample_alone(returned, reason, partial):
     async def generate(args, sample, sampling_params):
         return returned if sample.index == 0 else part(0, sample.index, 1, reward=1.0)
 
-    first, second = run(generate, None)
+    first, second = run(generate, None, partial=partial)
     assert first.status is SampleStatus.FAILED and first.reward is None
     assert first.metadata["failure"].startswith("custom generate: ") and reason in first.metadata["failure"]
     assert (second.status, second.reward) == (SampleStatus.COMPLETED, 1.0)
