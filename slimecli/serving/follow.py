@@ -148,8 +148,10 @@ class Follower:
                     place = target / path.relative_to(source)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     _link(path, place)
-        except FileNotFoundError:
-            shutil.rmtree(target)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)  # or each further try would fill a disk that is full
+            if not isinstance(error, FileNotFoundError):
+                raise
             return None
         if not files.is_committed(target):
             shutil.rmtree(target)

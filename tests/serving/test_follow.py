@@ -1,6 +1,7 @@
 """Weights that follow a run: newer ones only, whatever happens to their folders, while requests go on."""
 
 import asyncio
+import errno
 import os
 import shutil
 
@@ -158,6 +159,21 @@ def test_an_update_that_fails_again_and_again_leaves_nothing_on_the_disk(followi
     assert list(follower._links.iterdir()) == []
     monkeypatch.setattr(fleet, "update", update)
     assert asyncio.run(follower.look()) and len(list(follower._links.iterdir())) == 1
+
+
+def test_a_copy_that_fails_leaves_nothing_on_the_disk(following, monkeypatch):
+    run, _, follower = following
+    commit(run, 1, seed=1)
+
+    def full(source, target):
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("slimecli.serving.follow._link", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(follower.look())
+    assert list(follower._links.iterdir()) == []
 
 
 def test_another_run_is_followed_from_its_beginning(following):
