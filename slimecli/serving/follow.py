@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
 import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -42,12 +44,20 @@ class Follower:
         self._timeout_s = timeout_s
         self.version = version
         self._stamp = _stamp(run.weights_dir(version))
-        self._links = run.live_dir / f".follow.{os.getpid()}.tmp"
+        self._links = run.live_dir / f".follow.{socket.gethostname()}.{os.getpid()}.tmp"
+        self._drop_abandoned()
         self._kept: Path | None = None
         self._unfit: dict[int, tuple[int, int]] = {}
         """version -> the commit of it that was left out"""
         self._told = ""
         self.updates = 0
+
+    def _drop_abandoned(self) -> None:
+        """What servers of this machine left that were killed: their links keep weights on the disk that are pruned."""
+        for path in self._links.parent.glob(f".follow.{glob.escape(socket.gethostname())}.*.tmp"):
+            pid = path.name.removesuffix(".tmp").rpartition(".")[2]
+            if pid.isdigit() and not files.is_alive(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
 
     async def watch(self) -> None:
         """Until cancelled."""

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -174,6 +175,20 @@ def test_a_copy_that_fails_leaves_nothing_on_the_disk(following, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             asyncio.run(follower.look())
     assert list(follower._links.iterdir()) == []
+
+
+def test_what_a_killed_server_kept_is_removed_by_the_next_one(following):
+    run, fleet, follower = following
+    commit(run, 1, seed=1)
+    assert asyncio.run(follower.look())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = follower._links.with_name(follower._links.name.replace(str(os.getpid()), str(gone.pid)))
+    elsewhere = follower._links.with_name(f".follow.another-machine.{gone.pid}.tmp")
+    for place in (left, elsewhere):
+        shutil.copytree(follower._links, place)
+    Follower(run, fleet, version=1, timeout_s=60)
+    assert [p.exists() for p in (left, elsewhere, follower._links)] == [False, True, True]
 
 
 def test_another_run_is_followed_from_its_beginning(following):
