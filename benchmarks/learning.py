@@ -28,15 +28,18 @@ GOAL = 0.875
 STEPS = 100
 """the budget: rollout steps of 32 prompts x 8 answers"""
 
-STALE = (1, 2, 4)
+DR_GRPO = ("algo.name=dr_grpo", "algo.aggregation=constant")
+STALE = (1, 2, 3, 4)
 """versions that answers lie behind"""
+CLIPPED = ("algo.old_log_probs=engine",)
+"""no correction: PPO's ratio and clipping, with the weights that spoke as the old policy"""
 CORRECTED = ("algo.correction.level=token", "algo.correction.high=2")
 """truncated importance weights: the decoupled objective with a bound"""
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "grpo without std": ("algo.std_normalization=false",),
-    "dr_grpo": ("algo.name=dr_grpo", "algo.aggregation=constant"),
+    "dr_grpo": DR_GRPO,
     "gspo": ("algo.name=gspo", "algo.eps_clip=3e-4", "algo.eps_clip_high=4e-4"),
     "cispo": ("algo.name=cispo", "algo.eps_clip=1", "algo.eps_clip_high=4"),
     "rloo": ("algo.name=rloo",),
@@ -45,6 +48,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "ppo": ("algo.name=ppo", "algo.critic_lr=3e-3", "algo.critic_warmup=5", "algo.whiten_advantages=true"),
     "distillation from grpo's end": ("distill.teacher={grpo}", "distill.only=true"),
     **{f"grpo, {s} old": (f"rollout.max_staleness={s}",) for s in STALE},
+    **{f"grpo, {s} old, clipped": (f"rollout.max_staleness={s}", *CLIPPED) for s in STALE},
+    **{f"dr_grpo, {s} old, clipped": (*DR_GRPO, f"rollout.max_staleness={s}", *CLIPPED) for s in STALE},
     **{f"grpo, {s} old, corrected": (f"rollout.max_staleness={s}", *CORRECTED) for s in STALE},
     "grpo, never stopping, corrected": ("rollout.max_staleness=2", "rollout.fully_async=true", *CORRECTED),
 }

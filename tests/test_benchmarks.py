@@ -121,6 +121,15 @@ def test_stored_results_are_complete():
         assert {"cores", "cpu", "torch", "load_average", "date"} <= set(result["machine"])
 
 
+def test_the_stored_learning_curves_are_of_every_setting():
+    from benchmarks.learning import GOAL, SETTINGS, STEPS
+
+    result = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
+    assert (result["goal"], result["steps"], result["seeds"]) == (GOAL, STEPS, 3)
+    assert [row["setting"] for row in result["settings"]] == list(SETTINGS)
+    assert all(len(row["ends"]) == 3 and row["learnt"] == (min(row["ends"]) >= GOAL) for row in result["settings"])
+
+
 def test_trees_of_processes_are_summed():
     from benchmarks._common import tree_cpu_seconds
 
