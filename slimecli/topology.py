@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from slimecli.recipe_engine import ServerGroupSection
 _DOOR = "disaggregation_bootstrap_port"
 FIRST_DOOR = 8998
 """SGLang's own choice, taken by the first server that computes prompts"""
+_TAKEN = ("engine", "router", "trainer")
+"""names of other logs"""
 MODEL = "model:"
 """begins what stands for the address of a served model"""
 
@@ -33,7 +36,7 @@ class ServerPlan:
     @property
     def bootstrap_port(self) -> int:
         """Where servers that continue answers ask one that computes prompts for its results; 0: nobody does."""
-        return int(self.recipe.sglang.get(_DOOR, 0))
+        return int(self.recipe.sglang.get(_DOOR, 0)) if self.kind == "prefill" else 0
 
     @property
     def gpus(self) -> int:
@@ -51,14 +54,28 @@ def policy_servers(recipe: Recipe) -> list[ServerPlan]:
     """The servers that get new weights."""
     if not recipe.engine.groups:
         return [_plan(recipe, {}, "regular") for _ in range(recipe.engine.replicas)]
-    wanted = [group for group in recipe.engine.groups for _ in range(group.replicas)]
-    return [_plan(recipe, _with_port(group, i), group.kind) for i, group in enumerate(wanted)]
+    found: list[ServerPlan] = []
+    for group in recipe.engine.groups:
+        for number in range(group.replicas):
+            found.append(_plan(recipe, _with_port(recipe, group, number, len(found)), group.kind))
+    return found
 
 
-def _with_port(group: ServerGroupSection, index: int) -> dict[str, Any]:
-    """Arguments of a group's server; those that compute prompts may share a machine, and not the port of their door."""
-    door = {_DOOR: FIRST_DOOR + index} if group.kind == "prefill" else {}
-    return {**door, **group.sglang}
+def _with_port(recipe: Recipe, group: ServerGroupSection, number: int, index: int) -> dict[str, Any]:
+    """Arguments of a group's server; those that compute prompts may share a machine, and not the port of their door:
+    the first one has the port that is given, and the others those after it.
+
+    Args:
+        number: of the server in its group.
+        index: among all.
+    """
+    own = {sglang_name(name): value for name, value in group.sglang.items()}
+    if group.kind != "prefill":
+        return own
+    common = {sglang_name(name): value for name, value in recipe.sglang.items()}
+    first, place = (own[_DOOR], number) if _DOOR in own else (common.get(_DOOR, FIRST_DOOR), index)
+    # what is no number is told by the plan, with all other arguments
+    return {**own, _DOOR: first + place if isinstance(first, int) else first}
 
 
 def model_servers(recipe: Recipe) -> list[ServerPlan]:
@@ -119,6 +136,11 @@ def topology_problems(recipe: Recipe) -> Iterator[str]:
         yield f"an engine of {gpus} GPUs does not fill machines of `cluster.gpus_per_machine` = {machine}"
     names = [model.name for model in section.models]
     yield from (f"`engine.models` has two of the name {n!r}" for n in sorted({n for n in names if names.count(n) > 1}))
+    yield from (
+        f"`engine.models` cannot call one {name!r}: its log has this name; take letters, digits, `.`, `_` and `-`"
+        for name in names
+        if name in _TAKEN or not re.fullmatch(r"\w[\w.-]*", name)
+    )
     for field, address in (("distill.url", recipe.distill.url), ("reward.judge.url", recipe.reward.judge.url)):
         name = named_model(address)
         if name and name not in names:

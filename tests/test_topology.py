@@ -35,6 +35,17 @@ def test_groups_have_arguments_of_their_own_over_the_common_ones():
     assert decode == {"tp_size": 2, "mem_fraction_static": 0.9, "disaggregation_mode": "decode"}
 
 
+def test_the_port_of_a_door_is_the_one_that_is_given_or_one_after_it():
+    def doors(*groups, **common):
+        made = recipe({"groups": [*groups, {"kind": "decode"}]}, sglang=common)
+        return [s.bootstrap_port for s in policy_servers(made)]
+
+    two, own = {"kind": "prefill", "replicas": 2}, {"disaggregation-bootstrap-port": 9100}
+    assert doors(two, two) == [8998, 8999, 9000, 9001, 0]
+    assert doors(two, **{"disaggregation-bootstrap-port": 9500}) == [9500, 9501, 0]
+    assert doors(two, {**two, "sglang": own}) == [8998, 8999, 9100, 9101, 0]
+
+
 def test_frozen_models_are_servers_besides():
     model = {"name": "judge", "path": "/m", "replicas": 2, "slots": 5, "max_context": 99, "sglang": {"tp": 1}}
     made = recipe({"models": [model], "slots": 7})
@@ -67,6 +78,8 @@ JUDGE = {"name": "judge", "path": "/m"}
         ({"models": [JUDGE, JUDGE]}, {}, "two of the name 'judge'"),
         ({"models": [JUDGE]}, {"distill": {"url": "model:teacher"}}, "has no 'teacher' (it has: judge)"),
         ({}, {"reward": {"judge": {"url": "model:judge"}}}, "has no 'judge' (it has: none)"),
+        ({"models": [{**JUDGE, "name": "../judge"}]}, {}, "cannot call one '../judge'"),
+        ({"models": [{**JUDGE, "name": "engine"}]}, {}, "cannot call one 'engine'"),
         ({"models": [JUDGE]}, {"cluster": {"backend": "local"}}, "'local' is one process"),
     ],
 )
