@@ -42,8 +42,12 @@ def connect(recipe: Recipe, url: str) -> HttpEngine:
     """A client of a running server, with the recipe's deadline, retries and key."""
     from slimecli.engines.http import HttpEngine
 
-    rollout = recipe.rollout
-    return HttpEngine(url, timeout_s=rollout.request_timeout_s, retries=rollout.max_retries, api_key=api_key(recipe))
+    return HttpEngine(url, timeout_s=longest_call(recipe), retries=recipe.rollout.max_retries, api_key=api_key(recipe))
+
+
+def longest_call(recipe: Recipe) -> float:
+    """Deadline of a client's calls, of any kind (seconds): an answer's and an update's own are kept by who waits."""
+    return max(recipe.rollout.request_timeout_s, recipe.sync.timeout_s)
 
 
 def api_key(recipe: Recipe) -> str:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from slimecli import files
+from slimecli.engines import connect
 from slimecli.engines.embedded.engine import EmbeddedEngine
 from slimecli.engines.embedded.server import start_server_thread
 from slimecli.engines.http import HttpEngine
 from slimecli.errors import SlimeError
 from slimecli.protocols import WeightUpdate
+from slimecli.recipe import load_recipe
 from slimecli.sync import chain
 from slimecli.sync.push import push, push_each
 from slimecli.sync.stage import stage_weights
@@ -263,4 +265,21 @@ def test_an_update_in_parts_that_is_late_is_ended_on_the_engine(models):
         await client.close()
 
     asyncio.run(scene())
+    stop()
+
+
+def test_an_update_may_take_longer_than_an_answer(models, tmp_path):
+    own = EmbeddedEngine(models[0], slots=2, max_context=64)
+    url, stop = start_server_thread(own)
+    client = connect(load_recipe("", ("rollout.request_timeout_s=0.5", "sync.timeout_s=20")), url)
+    take = own.weights.from_folder
+
+    async def slowly(*words):
+        await asyncio.sleep(1.5)
+        return await take(*words)
+
+    own.weights.from_folder = slowly
+    staged = stage("disk", models[1], tmp_path / "w")
+    assert asyncio.run(push(client, staged, 20))[0].fingerprint == staged.fingerprint
+    asyncio.run(client.close())
     stop()

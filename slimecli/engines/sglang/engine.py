@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slimecli.engines import api_key
+from slimecli.engines import api_key, longest_call
 from slimecli.engines.http import HttpEngine
 from slimecli.engines.http_errors import EngineUnreachableError
 from slimecli.engines.sglang.launch import Server, start_server
@@ -40,7 +40,6 @@ class SglangEngine(HttpEngine):
 def open_sglang(recipe: Recipe, model_dir: Path, log: Path) -> SglangEngine:
     """Start a server on an HF folder and wait until it answers."""
     server = start_server(recipe, model_dir, log=log)
-    rollout = recipe.rollout
     return SglangEngine(
-        server, timeout_s=rollout.request_timeout_s, retries=rollout.max_retries, api_key=api_key(recipe)
+        server, timeout_s=longest_call(recipe), retries=recipe.rollout.max_retries, api_key=api_key(recipe)
     )
