@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from slimecli import console
+from slimecli.cluster.ray_head import head_error
 from slimecli.cluster.ray_wait import wait
 from slimecli.errors import SlimeError, UsageError
 from slimecli.placement import Bundle, Demand, Place, assign
@@ -61,6 +62,8 @@ class Reservation:
     def _wait(self, sizes: list[int], deadline_s: float) -> None:
         start = told = time.monotonic()
         while not self._group.wait(timeout_seconds=min(1.0, deadline_s)):
+            if lost := head_error():
+                raise lost
             now = time.monotonic()
             if now - start >= deadline_s:
                 raise SlimeError(

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from slimecli.cluster import reservation
+from slimecli.errors import SlimeError
 
 ON_RAY = """
 import os, sys, time
@@ -96,3 +100,13 @@ def test_a_run_holds_its_gpus_and_gives_them_back(tmp_path):
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout.rstrip().endswith("held"), done.stdout[-1000:] + done.stderr[-3000:]
     assert "for GPUs: 2 asked for" in done.stderr, "a wait is explained while it lasts"
+
+
+def test_a_head_that_is_lost_ends_the_wait_for_gpus(monkeypatch):
+    lost, asked = SlimeError("the head is gone", "start it again"), []
+    held = reservation.Reservation.__new__(reservation.Reservation)
+    held._group = SimpleNamespace(wait=lambda timeout_seconds: asked.append(timeout_seconds))
+    monkeypatch.setattr(reservation, "head_error", lambda: lost)
+    with pytest.raises(SlimeError, match="the head is gone"):
+        held._wait([4], 600.0)
+    assert len(asked) == 1
