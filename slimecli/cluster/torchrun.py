@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import json
 import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,15 +80,21 @@ class Ranks:
         self._control = _join(threads)
         self._host = TrainerHost("", threads)
         self._is_whole = True
+        self._order = threading.Lock()
+        """an engine that came back may ask for weights from a thread of its own: all do one thing after the other"""
         self._say("start", [str(run.log_path(f"trainer_{r}")) for r in range(env.distributed_rank()[1])], threads)
 
     def call(self, method: str, *args: Any) -> Any:
         """Make a call on every rank; rank 0's result. Raises the first rank's error that is known."""
         try:
-            self._say(method, *args)
-            return getattr(self._host, method)(*args)
+            with self._order:
+                self._say(method, *args)
+                return getattr(self._host, method)(*args)
         except (Exception, KeyboardInterrupt) as error:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this rank ends by itself, and has something to say first
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(
+                    signal.SIGTERM, signal.SIG_IGN
+                )  # this rank ends by itself, and has to say something first
             self._is_whole = False
             if lost_peer(error) or isinstance(error, _Ended):
                 raise _error_of_others(f"the trainer was busy with `{method}`") from error

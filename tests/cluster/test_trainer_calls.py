@@ -2,11 +2,12 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from slimecli.cluster import ray_trainer
+from slimecli.cluster import ray_trainer, torchrun
 from slimecli.cluster.actors import TrainerHost
 from slimecli.errors import SlimeError
 from slimecli.placement import Place
@@ -74,3 +75,26 @@ def test_weights_that_are_gone_are_not_published_again(tmp_path):
     assert trainer.published == 2
     stage(4)
     assert trainer.published == 3
+
+
+def test_ranks_of_torchrun_do_one_thing_after_the_other():
+    done, ranks = [], torchrun.Ranks.__new__(torchrun.Ranks)
+
+    class Host:
+        def save(self, folder):
+            time.sleep(0.2)
+            done.append("saved")
+
+        def load(self, folder):
+            raise SlimeError("it cannot", "")
+
+    ranks._order, ranks._host, ranks._is_whole = threading.Lock(), Host(), True
+    ranks._say = lambda method, *args: done.append(method)
+    threads = [threading.Thread(target=ranks.call, args=("save", "")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == ["save", "saved"] * 2
+    with ThreadPoolExecutor() as pool, pytest.raises(SlimeError, match="it cannot"):
+        pool.submit(ranks.call, "load", "").result()
