@@ -125,6 +125,8 @@ class EvalSetSection(Section):
     """scorer: a built-in name, or file.py:function; a row's metadata.rm_type still overrides a built-in one"""
     reward_key: str | None = None
     """which of several named scores counts"""
+    reward_group: bool | None = None
+    """score whole groups at once; beside an own `reward` it is false where it is left out"""
     custom_generate: str | None = None
     """own generate function"""
 

@@ -46,8 +46,11 @@ def set_recipe(recipe: Recipe, settings: EvalSetSection) -> Recipe:
     if settings.reward is not None:
         is_path = ":" in settings.reward or "." in settings.reward
         reward = {"path": settings.reward} if is_path else {"type": settings.reward, "path": ""}
+        reward["group"] = False  # what the run's scorer takes says nothing about this one
     if settings.reward_key is not None:
         reward["key"] = settings.reward_key
+    if settings.reward_group is not None:
+        reward["group"] = settings.reward_group
     sections = {"data": _DATA, "eval": _EVAL, "rollout": _ROLLOUT}
     changes = {
         name: getattr(recipe, name).model_copy(update={k: stated[k] for k in fields if k in stated})

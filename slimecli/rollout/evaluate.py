@@ -84,6 +84,7 @@ def _own_generator(generator: Generator, recipe: Recipe) -> Generator:
         generator,
         args=generator.args.with_recipe(recipe),
         reward=generator.reward if recipe.reward == base.reward else load_reward(recipe.reward),
+        group_reward=recipe.reward.group,
         custom=generator.custom
         if custom == base.rollout.custom_generate
         else (load_generate(custom, recipe) if custom else None),

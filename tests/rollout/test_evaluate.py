@@ -126,6 +126,33 @@ def test_a_set_may_differ_from_the_rest():
     assert sorted(k for k in results["own"]["pass@k"]) == ["1", "2", "4"]
 
 
+def test_a_set_with_its_own_scorer_scores_answers_one_by_one_beside_a_group_reward(tmp_path):
+    """One answer that cannot be scored fails alone; a set may also be the only one that scores whole groups."""
+    (tmp_path / "ranks.py").write_text("def ranks(args, samples): return [i / 2 for i, _ in enumerate(samples)]\n")
+    (tmp_path / "own.py").write_text("def first(args, sample): return 1 / (len(sample.response) - 1)\n")
+    ranks, own = f"{tmp_path}/ranks.py:ranks", f"{tmp_path}/own.py:first"
+    sizes = iter([1, 2, 2])
+    more = ("eval.n_samples_per_prompt=3", "rollout.max_failed_fraction=0.5")
+
+    def results(recipe, settings):
+        generator = Generator(
+            engine=ScriptedEngine(lambda ids, params: [7] * next(sizes, 1)),
+            reward=load_reward(recipe.reward),
+            group_reward=recipe.reward.group,
+            args=HookArgs(recipe),
+            timeout_s=5.0,
+        )
+        item = EvalSet(name="x", rows=[Sample(prompt="p", tokens=[1])], recipe=set_recipe(recipe, settings))
+        return asyncio.run(evaluate(recipe, generator, [item], [2], greedy=False))["x"]
+
+    grouped = load_recipe("", (*more, f"reward.path='{ranks}'", "reward.group=true"))
+    found = results(grouped, EvalSetSection(path="x.jsonl", reward=own))
+    assert (found["failed"], found["n"]) == (1, 2), found
+    assert results(grouped, EvalSetSection(path="x.jsonl"))["mean"] == 0.5
+    single = load_recipe("", (*more, f"reward.path='{own}'"))
+    assert results(single, EvalSetSection(path="x.jsonl", reward=ranks, reward_group=True))["mean"] == 0.5
+
+
 def test_seeds_follow_the_prompts_place_and_not_the_set_name():
     sent = {}
     rows = [Sample(prompt="p", tokens=[1], label="x"), Sample(prompt="p", tokens=[2], label="x")]
