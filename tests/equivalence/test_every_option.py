@@ -31,7 +31,7 @@ def arguments(*extra):
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight")
-    outcome = succeed("run", "--run", "r", *arguments(), folder=folder)
+    outcome = succeed("run", "--run", "r", "--until", "loop", *arguments(), folder=folder)
     return folder / "runs" / "r", outcome.fsyncs
 
 
@@ -45,8 +45,10 @@ def test_policy_leaves_the_reference_and_the_first_step_starts_at_it(straight):
 def test_reference_and_master_weights_survive_a_resume(straight, tmp_path):
     """The reference is the SFT's result, not what the checkpoint holds; float32 masters are not their bf16 copies."""
     expected, writes = straight
-    assert slime("run", "--run", "r", *arguments(), folder=tmp_path, kill_at=writes - 12).code == -9
-    assert (tmp_path / "runs" / "r" / "checkpoints" / "step_000002").is_dir(), "killed before there was a checkpoint"
+    words = ("run", "--run", "r", "--until", "loop", *arguments())
+    assert slime(*words, folder=tmp_path, kill_at=writes - 12).code == -9
+    saved = sorted(p.name for p in (tmp_path / "runs" / "r" / "checkpoints").glob("step_*"))
+    assert saved[-1] == "step_000002", "killed before there was a checkpoint, or after the last one"
     succeed("run", "--resume", "--run", "r", folder=tmp_path)
     assert_same_run(expected, tmp_path / "runs" / "r", STEPS)
 

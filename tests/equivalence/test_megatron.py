@@ -62,7 +62,7 @@ def fsdp(tmp_path_factory):
 def alone(tmp_path_factory):
     """Megatron in one process, and how many durable writes that takes."""
     folder = tmp_path_factory.mktemp("alone")
-    outcome = succeed(*words("r", *MEGATRON), folder=folder)
+    outcome = succeed(*words("r", *MEGATRON), "--until", "loop", folder=folder)
     return folder / "runs" / "r", outcome
 
 
@@ -78,7 +78,7 @@ def test_one_process_has_the_curve_of_fsdp_and_a_clean_screen(fsdp, alone):
 def test_killed_at_a_durable_write_and_resumed_equals_straight(alone, tmp_path, point):
     expected, outcome = alone
     kill_at = 8 + (outcome.fsyncs - 8) * (2 * point + 1) // 8
-    assert slime(*words("r", *MEGATRON), folder=tmp_path, kill_at=kill_at).code == -9
+    assert slime(*words("r", *MEGATRON), "--until", "loop", folder=tmp_path, kill_at=kill_at).code == -9
     succeed("run", "--resume", "--run", "r", folder=tmp_path)
     assert_same_steps(expected, tmp_path / "runs" / "r", STEPS)
 

@@ -43,7 +43,7 @@ def words(hub, *extra):
 def alone(hub, tmp_path_factory):
     """One process, and how many durable writes that takes."""
     folder = tmp_path_factory.mktemp("alone")
-    outcome = succeed(*words(hub), folder=folder)
+    outcome = succeed(*words(hub), "--until", "loop", folder=folder)
     return folder / "runs" / "r", outcome.fsyncs
 
 
@@ -59,7 +59,8 @@ def test_the_layer_is_trained_and_reaches_the_engine(hub, alone):
 
 def test_killed_and_resumed_equals_straight_and_not_without_the_loss(hub, alone, tmp_path):
     kill_at = alone[1] * 3 // 4
-    assert slime(*words(hub), folder=tmp_path, kill_at=kill_at).code == -9
+    assert slime(*words(hub), "--until", "loop", folder=tmp_path, kill_at=kill_at).code == -9
+    assert 0 < len(metrics(tmp_path / "runs" / "r")) < STEPS
     refused = slime("run", "--resume", "--run", "r", "--set", "megatron={}", folder=tmp_path)
     assert refused.code and "its prediction layers were trained, and" in refused.err, refused.err
     succeed("run", "--resume", "--run", "r", "--set", "megatron.mtp_loss_scaling_factor=0.3", folder=tmp_path)

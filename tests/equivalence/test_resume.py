@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.forked import slime, succeed
-from tests.tiny_run import assert_same_run, sets
+from tests.tiny_run import assert_same_run, metrics, sets
 
 STEPS = 4
 ARGUMENTS = ["--recipe", "quickstart", *sets(f"steps={STEPS}", "checkpoint.interval=2", "eval.interval=2")]
@@ -73,10 +73,11 @@ def test_the_buffer_of_a_dynamic_filter_survives_a_resume(tmp_path):
     """Over-sampling leaves prompts over at every step; weights move enough that an answer of old ones breaks a gate."""
     words = ("rollout.dynamic_filter='zero-variance'", "rollout.over_sampling_batch_size=7", "trainer.lr=0.01")
     small = ("steps=3", "sft.steps=2", "data.count=60", "data.holdout=4")
-    arguments = ["--recipe", "quickstart", *sets(*words, *small)]
+    arguments = ["--until", "loop", "--recipe", "quickstart", *sets(*words, *small)]
     whole = succeed("run", "--run", "whole", *arguments, folder=tmp_path)
     assert slime("run", "--run", "r", *arguments, folder=tmp_path, kill_at=whole.fsyncs * 3 // 4).code == -9
     runs = tmp_path / "runs"
+    assert 0 < len(metrics(runs / "r")) < 3
     state = json.loads(sorted((runs / "r" / "checkpoints").glob("step_*/data_state.json"))[-1].read_text())
     assert state["source"]["buffer"], "nothing was left over: this tests nothing"
     succeed("run", "--resume", "--run", "r", folder=tmp_path)
