@@ -122,13 +122,6 @@ class Trainer(Protocol):
         """Free everything. Idempotent."""
 
 
-class WeightSync(Protocol):
-    """Moves the trainer's weights into engines."""
-
-    def push(self, trainer: Trainer, version: int) -> list[WeightReceipt]:
-        """Update every engine and return one receipt each; raises SlimeError naming the engine that did not."""
-
-
 class GenerateFn(Protocol):
     """Custom generate hook: one sample in, the finished sample (or several) out."""
 
