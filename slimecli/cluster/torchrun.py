@@ -91,10 +91,9 @@ class Ranks:
                 self._say(method, *args)
                 return getattr(self._host, method)(*args)
         except (Exception, KeyboardInterrupt) as error:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(
-                    signal.SIGTERM, signal.SIG_IGN
-                )  # this rank ends by itself, and has to say something first
+            if threading.current_thread() is threading.main_thread():  # no other may set handlers
+                # this rank ends by itself, and has to say something first
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._is_whole = False
             if lost_peer(error) or isinstance(error, _Ended):
                 raise _error_of_others(f"the trainer was busy with `{method}`") from error
