@@ -56,7 +56,7 @@ def wait_until(what, seconds):
         time.sleep(0.05)
 
 
-def start(folder, name, *extra):
+def start(folder, name, *extra, within_s=200):
     """`slime run` on a local Ray, with two engines, until it has done a few steps; (process, run directory)."""
     wanted = (*SMALL, "cluster.backend='ray'", "engine.replicas=2", *extra)
     words = ("run", "--recipe", "quickstart", "--run", name, *sets(*wanted))
@@ -69,7 +69,8 @@ def start(folder, name, *extra):
         stderr=subprocess.PIPE,
     )
     root = folder / "runs" / name
-    wait_until(lambda: run.poll() is not None or ((root / "metrics.jsonl").exists() and len(metrics(root)) > 2), 200)
+    written = root / "metrics.jsonl"
+    wait_until(lambda: run.poll() is not None or (written.exists() and len(metrics(root)) > 2), within_s)
     assert run.poll() is None, run.communicate()[1].decode()
     return run, root
 

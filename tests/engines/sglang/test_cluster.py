@@ -1,16 +1,30 @@
 """Whole runs on Ray whose SGLang engines are more than one process each, or of two kinds."""
 
+import asyncio
+import json
+import os
+import re
+import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from slimecli.ports import free_port
+from tests.cluster.test_death import engines_of, start, wait_until
 from tests.engines.sglang import made
 from tests.forked import spawn_slime, succeed
-from tests.tiny_run import metrics, sets
+from tests.tiny_run import even_share, metrics, sets
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray]
 patient = partial(spawn_slime, timeout_s=900)
+
+
+async def held(args, sample, **kwargs):
+    """No step ends while the file `held` lies beside the runs."""
+    while (Path(os.environ["SLIME_RUNS"]).parent / "held").exists():
+        await asyncio.sleep(0.1)
+    return await even_share(args, sample)
 
 
 def words(python, *more):
@@ -55,3 +69,43 @@ def test_prompts_are_computed_by_one_server_and_answers_continued_by_another(sgl
     prefill, decode = ((run / "logs" / "latest" / f"engine_{i}.log").read_text() for i in (0, 1))
     assert "Prefill batch" in prefill and "Decode batch" not in prefill
     assert "Decode batch" in decode and "Prefill batch" not in decode
+
+
+def test_a_server_that_is_killed_behind_smg_is_replaced_and_has_the_current_weights(sglang_python, tmp_path):
+    """The other server answers meanwhile; what the new one answers is what the trainer computes."""
+    engine = (
+        "engine.backend=sglang",
+        f"engine.python={sglang_python}",
+        *made.PATIENT,
+        "engine.router=smg",
+        "engine.health_interval_s=0.5",
+    )
+    run, root = start(
+        tmp_path,
+        "r",
+        *engine,
+        "steps=8",
+        "reward.path='tests.engines.sglang.test_cluster:held'",
+        "reward.timeout_s=500",
+        within_s=600,
+    )
+    try:
+        (tmp_path / "held").touch()
+        os.kill(min(engines_of(tmp_path, "slimecli/engines/sglang/")), signal.SIGKILL)
+        told = root / "logs" / "latest" / "engines.log"
+        wait_until(lambda: run.poll() is not None or (told.exists() and "restarted in" in told.read_text()), 600)
+        (tmp_path / "held").unlink()
+        said = run.communicate(timeout=600)[1].decode()
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    line = r"engine (\d) at http://\S+ died \(.*\): restarted in [\d.]+ s at \S+, holds version \d+"
+    found = re.search(line, said)
+    assert found, said
+    _, second, third = (root / "logs" / "latest" / f"engine_{found[1]}.log").read_text().split("server_args=")
+    assert "POST /generate" in second and "POST /generate" in third, "both answered, the new one too"
+    rows = [json.loads(row) for row in (root / "perf.jsonl").read_text().splitlines()]
+    assert sum(row.get("engine/lost", 0) for row in rows) == 1
+    steps = metrics(root)
+    assert [s["step"] for s in steps] == list(range(1, 9))
+    assert max(s["train/logprob_gap_max"] for s in steps) < 1e-5
