@@ -57,9 +57,8 @@ def test_an_answer_that_could_not_be_kept_was_not_given(tmp_path):
     assert "heard" in sample.response and "unheard" not in sample.response
 
 
-def test_a_session_whose_end_could_not_be_marked_has_ended_once(tmp_path, monkeypatch, capsys):
-    live = tmp_path / "live"
-    store = LiveStore(live)
+def refuse_ends(store, monkeypatch):
+    """The disk is full whenever the end of a session is to be marked among the turns."""
     append = store._turns.append
 
     def full(line):
@@ -68,6 +67,12 @@ def test_a_session_whose_end_could_not_be_marked_has_ended_once(tmp_path, monkey
         append(line)
 
     monkeypatch.setattr(store._turns, "append", full)
+
+
+def test_a_session_whose_end_could_not_be_marked_has_ended_once(tmp_path, monkeypatch, capsys):
+    live = tmp_path / "live"
+    store = LiveStore(live)
+    refuse_ends(store, monkeypatch)
     record(tmp_path, 0, store=store)
     assert "the end of session s0 is not marked" in capsys.readouterr().err
     store.close()
@@ -82,14 +87,7 @@ def test_an_end_that_could_not_be_marked_is_marked_with_the_next_answer(tmp_path
     """The sessions of long ago are not looked through for it."""
     live = tmp_path / "live"
     store = LiveStore(live, segment_bytes=10)
-    append = store._turns.append
-
-    def full(line):
-        if "ended" in line:
-            raise SlimeError("disk full")
-        append(line)
-
-    monkeypatch.setattr(store._turns, "append", full)
+    refuse_ends(store, monkeypatch)
     record(tmp_path, 0, store=store)
     monkeypatch.undo()
     for number in range(1, 5):
