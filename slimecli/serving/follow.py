@@ -44,7 +44,8 @@ class Follower:
         self._timeout_s = timeout_s
         self.version = version
         self._stamp = _stamp(run.weights_dir(version))
-        self._links = run.live_dir / f".follow.{socket.gethostname()}.{os.getpid()}.tmp"
+        # no name that the run removes once it knows no such process: this one may be of another machine
+        self._links = run.live_dir / f".follow.{socket.gethostname()}.{os.getpid()}.links"
         self._drop_abandoned()
         self._kept: Path | None = None
         self._unfit: dict[int, tuple[int, int]] = {}
@@ -54,8 +55,8 @@ class Follower:
 
     def _drop_abandoned(self) -> None:
         """What servers of this machine left that were killed: their links keep weights on the disk that are pruned."""
-        for path in self._links.parent.glob(f".follow.{glob.escape(socket.gethostname())}.*.tmp"):
-            pid = path.name.removesuffix(".tmp").rpartition(".")[2]
+        for path in self._links.parent.glob(f".follow.{glob.escape(socket.gethostname())}.*.links"):
+            pid = path.name.removesuffix(".links").rpartition(".")[2]
             if pid.isdigit() and not files.is_alive(int(pid)):
                 shutil.rmtree(path, ignore_errors=True)
 

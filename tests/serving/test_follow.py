@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -184,11 +185,13 @@ def test_what_a_killed_server_kept_is_removed_by_the_next_one(following):
     gone = subprocess.Popen(["true"])
     gone.wait()
     left = follower._links.with_name(follower._links.name.replace(str(os.getpid()), str(gone.pid)))
-    elsewhere = follower._links.with_name(f".follow.another-machine.{gone.pid}.tmp")
+    elsewhere = left.with_name(left.name.replace(socket.gethostname(), "another-machine"))
     for place in (left, elsewhere):
         shutil.copytree(follower._links, place)
     Follower(run, fleet, version=1, timeout_s=60)
     assert [p.exists() for p in (left, elsewhere, follower._links)] == [False, True, True]
+    run.new_attempt()
+    assert elsewhere.exists(), "a run knows the processes of its own machine only"
 
 
 def test_another_run_is_followed_from_its_beginning(following):
