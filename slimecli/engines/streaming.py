@@ -120,6 +120,8 @@ class Answers:
                 return
             try:
                 number = numbers[item.get("index", 0)]
+                if runs_ahead(item):
+                    return
                 pieces[number] = piece = grown(pieces.get(number), item)
             except (KeyError, IndexError, TypeError) as error:
                 raise SlimeError(f"an engine streams what is no reply of /generate: {error!r}", "see its log") from None
@@ -141,6 +143,16 @@ def going_on(params: Mapping[str, Any], said: int) -> dict[str, Any]:
         return dict(params)
     custom = params.get("custom_params") or {}
     return {**params, "custom_params": {**custom, "said_before": custom.get("said_before", 0) + said}}
+
+
+def runs_ahead(item: Reply) -> bool:
+    """Whether an event before the last has tokens that it says nothing of yet; the next one has them too.
+
+    SGLang (0.5.21, `TokenizerManager`) puts its own growing list into an event, beside counts and log-probabilities of
+    the moment before, and what is said until the event is sent slips into it.
+    """
+    meta = item["meta_info"]
+    return meta["finish_reason"] is None and len(item["output_ids"]) > int(meta["completion_tokens"])
 
 
 def grown(before: Reply | None, item: Reply) -> Reply:

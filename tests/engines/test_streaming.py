@@ -148,6 +148,21 @@ def test_a_stream_that_ends_too_early_is_continued():
     assert "the worker is lost" in error.what and found[-1]["pieces"] == 2
 
 
+def test_an_event_whose_tokens_run_ahead_of_it_is_passed_over():
+    """Real SGLang sends such now and then; nothing of it may be told twice when its engine is lost after it."""
+    ahead = {**item([4, 5, 6], 2), "meta_info": item([4, 5], 2)["meta_info"]}
+    last = item([4, 5, 6, 7, 8, 9], 6)
+    last["meta_info"]["finish_reason"] = {"type": "length", "length": 6}
+    error, found, asked = served([item([4], 1), ahead, last, b"[DONE]"])
+    assert error is None and len(asked) == 1
+    assert [reply["output_ids"] for reply in found] == [[4], [4, 5, 6, 7, 8, 9]]
+    _, found, asked = served([item([4], 1), ahead])
+    assert [a["input_ids"] for a in asked] == [[[5, 7, 9]], [[5, 7, 9, 4]]]
+    assert found[-1]["text"] == "<4><4>"
+    ahead["meta_info"]["finish_reason"] = {"type": "stop"}
+    assert "3 tokens after 0, and says that it has 2" in served([ahead, b"[DONE]"])[0].what
+
+
 def test_an_answer_that_has_all_its_tokens_is_not_asked_for_again():
     error, found, asked = served([item([4, 5, 6, 7, 8, 9], 6)])
     assert error is None and len(asked) == 1
